@@ -9,35 +9,17 @@
 
 #![allow(unsafe_code)] // A C boundary: pointers come from and go to programs.
 
-mod address_handle;
-mod async_events;
-mod boundary;
 pub mod c;
-mod channel;
-mod cm;
-mod context;
-mod cq;
-mod device;
-mod device_filter;
 mod errno;
 mod event_queue;
-mod events;
 mod exports;
+mod ffi;
 mod fork;
-mod gid_table;
 mod log;
 mod memory;
-mod mr;
-mod mw;
 mod net;
-mod object;
-mod pd;
-mod qp;
 mod rate;
-mod roce_states;
-mod section;
-mod srq;
-mod states;
+mod rdmacm;
 mod strings;
 mod system;
-mod work;
+mod verbs;

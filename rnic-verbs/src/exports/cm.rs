@@ -2,13 +2,13 @@
 //! its functions jumps to the function published here as `rnicd_cm_NAME`. The version node keeps
 //! the pair together: with another libibverbs.so.1, the loader refuses our librdmacm.so.1.
 
-use super::absent::*;
 use super::publish;
-use crate::boundary::addrinfo::*;
-use crate::boundary::connections::*;
-use crate::boundary::endpoint::*;
-use crate::boundary::events::*;
-use crate::boundary::id::*;
+use crate::ffi::absent::*;
+use crate::rdmacm::addrinfo::entry::*;
+use crate::rdmacm::connections::*;
+use crate::rdmacm::endpoint::*;
+use crate::rdmacm::events::*;
+use crate::rdmacm::id::entry::*;
 use crate::strings::*;
 
 publish! { "RNIC_1" as "rnicd_cm_":

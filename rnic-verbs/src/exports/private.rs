@@ -2,9 +2,9 @@
 //! so a driver works only with its own release. As the functions do nothing here, one list serves
 //! all releases.
 
-use super::absent::*;
 use super::publish;
-use crate::boundary::context::ibv_query_gid_type;
+use crate::ffi::absent::*;
+use crate::verbs::context::entry::ibv_query_gid_type;
 
 /// Publishes names in the nodes of rdma-core 34 to 56, 57, 59 and 64.
 macro_rules! publish_private {

@@ -1,18 +1,18 @@
 //! The names that programs use, by the version node that introduced them.
 
-use super::absent::*;
 use super::publish;
-use crate::boundary::address_handles::*;
-use crate::boundary::context::*;
-use crate::boundary::cq::*;
-use crate::boundary::events::*;
-use crate::boundary::memory::*;
-use crate::boundary::qp::*;
-use crate::boundary::qp_ex::*;
-use crate::boundary::srq::*;
+use crate::ffi::absent::*;
 use crate::fork::*;
 use crate::rate::*;
+use crate::rdmacm::events::*;
 use crate::strings::*;
+use crate::verbs::ah::entry::*;
+use crate::verbs::context::entry::*;
+use crate::verbs::cq::entry::*;
+use crate::verbs::memory::*;
+use crate::verbs::qp::entry::*;
+use crate::verbs::qp::extended::*;
+use crate::verbs::srq::entry::*;
 
 publish! { "IBVERBS_1.0":
     ibv_copy_path_rec_from_kern, ibv_copy_path_rec_to_kern, ibv_copy_qp_attr_from_kern,

@@ -1,0 +1,133 @@
+//! Address handles (`ibv_create_ah(3)`): destinations of datagrams.
+//!
+//! Only the RoCE device has a GID table for address handles. Some programs create a handle merely
+//! to check that one of their GIDs is usable.
+
+pub(crate) mod entry;
+
+use rnic_client::{GRH_LEN, Gid, GidRow, PdId, route_of};
+
+use crate::c;
+use crate::errno::Errno;
+use crate::ffi::handles::{Body, Kind, zeroed};
+use crate::verbs::context::PORT;
+use crate::verbs::pd::PdUser;
+
+/// An address handle. It exists in the library only, not in the daemon.
+pub(crate) struct AhBody {
+    pd: PdUser,
+    route: Route,
+}
+
+/// Route of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Route {
+    /// Index of the source GID.
+    pub(crate) source: u16,
+    pub(crate) gid: Gid,
+}
+
+impl Body for AhBody {
+    type Head = c::ibv_ah;
+    const KIND: Kind = Kind::Ah;
+}
+
+impl AhBody {
+    /// Creates a handle in a PD of a device with these GIDs.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device has no GIDs; `EINVAL` if the attributes have no GRH, or an
+    /// invalid port or source GID.
+    pub(crate) fn new(
+        pd: PdUser,
+        attributes: &c::ibv_ah_attr,
+        gids: &[GidRow],
+    ) -> Result<AhBody, Errno> {
+        if gids.is_empty() {
+            let reason = format_args!("address handles: the device has no GID to send from");
+            return Err(Errno::unsupported(reason));
+        }
+        check_route(attributes, gids)?;
+        Ok(AhBody { pd, route: route(attributes) })
+    }
+}
+
+impl AhBody {
+    /// Returns the route for a queue pair in this PD.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the handle belongs to another PD.
+    pub(crate) fn route(&self, pd: PdId) -> Result<Route, Errno> {
+        if self.pd.client().id() == pd {
+            return Ok(self.route);
+        }
+        Err(Errno::invalid(format_args!("the address handle belongs to another PD than the QP")))
+    }
+}
+
+/// Returns the route in the attributes.
+pub(crate) fn route(attributes: &c::ibv_ah_attr) -> Route {
+    let grh = &attributes.grh;
+    // SAFETY: both members of the union are 16 bytes that may have any value.
+    Route { source: grh.sgid_index.into(), gid: Gid(unsafe { grh.dgid.raw }) }
+}
+
+/// Returns the attributes of a handle to the sender of a datagram with this GRH
+/// (`ibv_init_ah_from_wc(3)`).
+///
+/// # Errors
+///
+/// `EINVAL` if the header is invalid, or if its destination GID is not in `gids`.
+pub(crate) fn back_to_sender(
+    header: &[u8; GRH_LEN],
+    gids: &[GidRow],
+) -> Result<c::ibv_ah_attr, Errno> {
+    let none = || Errno::invalid(format_args!("the GRH is neither an IPv4 nor an IPv6 header"));
+    let (from, to) = route_of(header).ok_or_else(none)?;
+    let foreign = || Errno::invalid(format_args!("the GRH has a destination GID of another host"));
+    let own = gids.iter().position(|row| row.gid == to).ok_or_else(foreign)?;
+    attributes_to(u16::try_from(own).unwrap_or(u16::MAX), from)
+}
+
+/// Returns the attributes of a handle from the device's GID with this index to another GID.
+pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<c::ibv_ah_attr, Errno> {
+    let mut attributes: c::ibv_ah_attr = zeroed();
+    attributes.grh.dgid = c::ibv_gid { raw: gid.0 };
+    attributes.grh.sgid_index = u8::try_from(source).map_err(|_| {
+        Errno::invalid(format_args!("GID index {source} does not fit grh.sgid_index (at most 255)"))
+    })?;
+    attributes.grh.hop_limit = u8::MAX;
+    attributes.is_global = 1;
+    attributes.port_num = PORT;
+    Ok(attributes)
+}
+
+/// Checks the address of a peer. On Ethernet it needs a GRH and a source GID.
+///
+/// # Errors
+///
+/// `EINVAL` if a packet cannot be sent to it.
+pub(crate) fn check_route(attributes: &c::ibv_ah_attr, gids: &[GidRow]) -> Result<(), Errno> {
+    let port = attributes.port_num;
+    let index = attributes.grh.sgid_index;
+    if attributes.is_global == 0 {
+        let reason = format_args!("ah_attr.is_global is 0: RoCE needs a GRH with a GID");
+        return Err(Errno::invalid(reason));
+    }
+    if port != PORT {
+        let reason = format_args!("ah_attr.port_num {port}: the device has port {PORT} only");
+        return Err(Errno::invalid(reason));
+    }
+    if usize::from(index) >= gids.len() {
+        let count = gids.len();
+        let reason = format_args!("grh.sgid_index {index}: the GID table has {count} entries");
+        return Err(Errno::invalid(reason));
+    }
+    if gids[usize::from(index)].gid.is_zero() {
+        let reason = format_args!("grh.sgid_index {index}: the entry is empty");
+        return Err(Errno::invalid(reason));
+    }
+    Ok(())
+}

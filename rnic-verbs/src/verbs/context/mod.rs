@@ -1,0 +1,219 @@
+//! Open devices (`ibv_open_device(3)`) and their attributes.
+
+pub(crate) mod entry;
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use rnic_client::GidRow;
+
+use crate::c;
+use crate::errno::Errno;
+use crate::event_queue::EventQueue;
+use crate::ffi::handles::zeroed;
+use crate::net;
+use crate::verbs::async_events::AsyncEvents;
+use crate::verbs::cq::VECTORS;
+use crate::verbs::device::{Device, DeviceKind, copy_name};
+
+/// A context. All contexts of a process share one session with the daemon.
+pub(crate) struct ContextBody {
+    device: Arc<Device>,
+    /// Device of the context.
+    kind: DeviceKind,
+    async_events: Arc<AsyncEvents>,
+}
+
+/// Number of the device's only port.
+pub(crate) const PORT: u8 = 1;
+/// Largest path MTU that a QP may request (`max_mtu`). The TCP stream has its own segment size.
+pub(crate) const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
+
+impl ContextBody {
+    pub(crate) fn open(device: Arc<Device>, kind: DeviceKind) -> Result<ContextBody, Errno> {
+        let async_events = Arc::new(EventQueue::new()?);
+        if kind == DeviceKind::Roce {
+            device.gids.rows(&device.context)?;
+        }
+        device.opened(&async_events);
+        Ok(ContextBody { device, kind, async_events })
+    }
+
+    /// Returns the device of the context.
+    pub(crate) fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn async_events(&self) -> &Arc<AsyncEvents> {
+        &self.async_events
+    }
+
+    pub(crate) fn async_fd(&self) -> RawFd {
+        self.async_events.fd()
+    }
+
+    /// Returns identity and limits (`ibv_query_device(3)`).
+    pub(crate) fn attributes(&self) -> c::ibv_device_attr {
+        let has = &self.device.attributes;
+        let mut attr: c::ibv_device_attr = zeroed();
+        copy_name(&mut attr.fw_ver, &has.version);
+        attr.node_guid = self.device.guid(self.kind);
+        attr.sys_image_guid = self.device.guid(DeviceKind::Iwarp);
+        attr.max_mr_size = u64::MAX;
+        // Every power of two from the page size up.
+        attr.page_size_cap = !(rustix::param::page_size() as u64 - 1);
+        (attr.vendor_id, attr.vendor_part_id) = match self.kind {
+            DeviceKind::Iwarp => (has.vendor_id, has.vendor_part_id),
+            DeviceKind::Roce => (has.wired_vendor_id, has.wired_part_id),
+        };
+        attr.hw_ver = has.hw_ver;
+        attr.max_qp = int(has.max_qps);
+        attr.max_qp_wr = int(has.max_wr_depth);
+        attr.device_cap_flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
+            | c::IBV_DEVICE_MEM_WINDOW
+            | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
+            | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
+        attr.max_sge = i32::from(has.max_sge);
+        attr.max_sge_rd = match self.kind {
+            // RFC 5040 section 5.2: one sink for each Read.
+            DeviceKind::Iwarp => 1,
+            DeviceKind::Roce => attr.max_sge,
+        };
+        attr.max_cq = int(has.max_cqs);
+        attr.max_cqe = int(has.max_cq_entries);
+        attr.max_mr = int(has.max_mrs);
+        attr.max_pd = int(has.max_pds);
+        attr.max_qp_rd_atom = i32::from(has.max_ird);
+        attr.max_res_rd_atom = i32::from(has.max_ird).saturating_mul(int(has.max_qps));
+        attr.max_qp_init_rd_atom = i32::from(has.max_ord);
+        // Not `IBV_ATOMIC_GLOB`: in private memory, instructions of the program can interrupt an
+        // atomic.
+        attr.atomic_cap = c::IBV_ATOMIC_HCA;
+        attr.max_mw = int(has.max_windows);
+        attr.max_srq = int(has.max_srqs);
+        attr.max_srq_wr = int(has.max_wr_depth);
+        attr.max_srq_sge = i32::from(has.max_sge);
+        // Address handles exist only in the memory of the program.
+        attr.max_ah = if self.gids().is_empty() { 0 } else { i32::from(u16::MAX) };
+        attr.max_pkeys = 1;
+        attr.phys_port_cnt = PORT;
+        attr
+    }
+
+    /// Like [`attributes`](Self::attributes), with later additions (`ibv_query_device_ex(3)`).
+    pub(crate) fn attributes_ex(&self) -> c::ibv_device_attr_ex {
+        let mut attr: c::ibv_device_attr_ex = zeroed();
+        attr.orig_attr = self.attributes();
+        // There are no flags besides those of `device_cap_flags`.
+        attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+        attr.phys_port_cnt_ex = u32::from(PORT);
+        attr
+    }
+
+    /// Returns the attributes of the port (`ibv_query_port(3)`).
+    pub(crate) fn port(&self, port: u8) -> Result<c::ibv_port_attr, Errno> {
+        check_port(port)?;
+        let mut attr: c::ibv_port_attr = zeroed();
+        attr.state = c::IBV_PORT_ACTIVE;
+        attr.max_mtu = MAX_MTU;
+        attr.active_mtu = self.mtu();
+        attr.gid_tbl_len = i32::try_from(self.gids().len().max(1)).unwrap_or(1);
+        attr.max_msg_sz = 1 << 30;
+        attr.pkey_tbl_len = 1;
+        attr.max_vl_num = 1;
+        // 4x of 25 Gb/s. Programs only display the value.
+        attr.active_width = 2;
+        attr.active_speed = 32;
+        attr.phys_state = 5;
+        attr.link_layer = c::IBV_LINK_LAYER_ETHERNET;
+        if self.kind == DeviceKind::Roce {
+            attr.port_cap_flags = CM_SUPPORTED | IP_BASED_GIDS;
+            attr.flags = GRH_REQUIRED;
+        }
+        Ok(attr)
+    }
+
+    /// Returns the active MTU: on Ethernet, the largest verbs MTU for which packets with RoCE v2
+    /// headers fit into a frame.
+    fn mtu(&self) -> c::ibv_mtu {
+        let gids = self.gids();
+        let bytes = gids.iter().filter(|row| !row.gid.is_zero()).map(GidRow::path_mtu).min();
+        bytes.map_or(net::verbs_mtu(), |bytes| match bytes {
+            4096.. => c::IBV_MTU_4096,
+            2048.. => c::IBV_MTU_2048,
+            1024.. => c::IBV_MTU_1024,
+            512.. => c::IBV_MTU_512,
+            _ => c::IBV_MTU_256,
+        })
+    }
+
+    /// Returns an entry of the GID table.
+    pub(crate) fn gid_row(&self, port: u8, index: u32) -> Option<GidRow> {
+        self.gids().get(usize::try_from(index).ok()?).filter(|_| port == PORT).cloned()
+    }
+
+    /// Returns the GID table. It is empty for the iWARP device, and without a daemon.
+    pub(crate) fn gids(&self) -> Arc<[GidRow]> {
+        match self.kind {
+            DeviceKind::Iwarp => Arc::new([]),
+            DeviceKind::Roce => {
+                self.device.gids.rows(&self.device.context).unwrap_or_else(|_| Arc::new([]))
+            }
+        }
+    }
+
+    /// Returns a GID of the table (`ibv_query_gid(3)`).
+    pub(crate) fn gid(&self, port: u8, index: u32) -> Result<c::ibv_gid, Errno> {
+        check_port(port)?;
+        let of_iwarp = (self.kind == DeviceKind::Iwarp && index == 0).then(|| self.device.gid());
+        let of_roce = self.gid_row(port, index).map(|row| c::ibv_gid { raw: row.gid.0 });
+        of_iwarp.or(of_roce).ok_or_else(|| {
+            let count = self.gid_count();
+            Errno::invalid(format_args!("GID index {index}: the table has {count} entries"))
+        })
+    }
+
+    /// Returns the number of entries in the GID table.
+    pub(crate) fn gid_count(&self) -> u32 {
+        match self.kind {
+            DeviceKind::Iwarp => 1,
+            DeviceKind::Roce => u32::try_from(self.gids().len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Returns a partition key of the table, in network byte order (`ibv_query_pkey(3)`).
+    pub(crate) fn pkey(&self, port: u8, index: i32) -> Result<u16, Errno> {
+        check_port(port)?;
+        match index {
+            0 => Ok(u16::MAX),
+            _ => Err(Errno::invalid(format_args!("P_Key index {index}: the table has 1 entry"))),
+        }
+    }
+
+    pub(crate) fn vectors(&self) -> i32 {
+        int(VECTORS)
+    }
+}
+
+fn check_port(port: u8) -> Result<(), Errno> {
+    match port {
+        PORT => Ok(()),
+        _ => Err(Errno::invalid(format_args!("port {port}: the device has port {PORT} only"))),
+    }
+}
+
+/// `IBV_PORT_CM_SUP`.
+const CM_SUPPORTED: u32 = 1 << 16;
+/// `IBV_PORT_IP_BASED_GIDS`.
+const IP_BASED_GIDS: u32 = 1 << 26;
+/// `IBV_QPF_GRH_REQUIRED`.
+const GRH_REQUIRED: u8 = 1;
+
+/// Converts a limit to `int`; saturates.
+fn int(n: u32) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}

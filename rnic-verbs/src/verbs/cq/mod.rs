@@ -1,0 +1,398 @@
+//! Completion queues, and the conversion of completions to C.
+
+pub(crate) mod entry;
+pub(crate) mod extended;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use rnic_client::{Arm, Completion, CompletionOpcode, CompletionStatus, Cq, CqOptions, Grh, QpId};
+
+use crate::c;
+use crate::errno::Errno;
+use crate::ffi::handles::{Body, Foreign, Kind};
+use crate::log;
+use crate::verbs::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
+use crate::verbs::channel::ChannelBody;
+use crate::verbs::context::ContextBody;
+use crate::verbs::device::Device;
+use crate::verbs::qp::QpBody;
+use crate::verbs::section::Section;
+
+/// A completion queue.
+pub(crate) struct CqBody {
+    device: Arc<Device>,
+    cq: Cq,
+    /// The program's pointer to the queue.
+    head: OnceLock<Foreign<c::ibv_cq>>,
+    channel: Option<Arc<ChannelBody>>,
+    context_events: Arc<AsyncEvents>,
+    /// Completion events (`ibv_get_cq_event(3)`).
+    pub(crate) completion_events: Unacknowledged,
+    pub(crate) async_events: Unacknowledged,
+    poll: Mutex<PollState>,
+    /// Held from `ibv_start_poll(3)` to `ibv_end_poll(3)`: only one thread reads completions.
+    pub(crate) polling: Section,
+    /// The completion that the program is reading (`ibv_start_poll(3)`).
+    current: Mutex<c::ibv_wc>,
+}
+
+struct PollState {
+    /// Buffer for polled completions.
+    batch: [Completion; BATCH],
+    /// Completions of other QPs that were in the queue when a queue pair was reset.
+    kept: VecDeque<Completion>,
+    /// QP of the last completion, which is usually also the QP of the next.
+    last: Option<Arc<QpBody>>,
+    /// Number of successive polls without a completion.
+    empty_polls: u32,
+}
+
+/// Number of empty polls after which the thread yields its CPU: the daemon or the peer, which
+/// produce the awaited completion, may need this CPU.
+const EMPTY_POLLS: u32 = 64;
+
+/// Maximum number of completions polled at once.
+const BATCH: usize = 16;
+
+/// Minimum number of entries: programs request 1 and keep both a send and a receive outstanding.
+const MIN_ENTRIES: u32 = 16;
+
+impl Body for Arc<CqBody> {
+    type Head = c::ibv_cq_ex;
+    const KIND: Kind = Kind::Cq;
+}
+
+impl CqBody {
+    /// Creates a queue (`ibv_create_cq(3)`).
+    pub(crate) fn create(
+        context: &ContextBody,
+        entries: u32,
+        channel: Option<&Arc<ChannelBody>>,
+        vector: u32,
+    ) -> Result<Arc<CqBody>, Errno> {
+        let device = context.device();
+        check_entries(entries, device)?;
+        if vector >= VECTORS {
+            let reason = format_args!("comp_vector {vector}: num_comp_vectors is {VECTORS}");
+            return Err(Errno::invalid(reason));
+        }
+        let silent;
+        let events_to = match channel {
+            Some(channel) => channel.client(),
+            None => {
+                silent = device.silent_channel()?;
+                &silent
+            }
+        };
+        let options =
+            CqOptions { entries: entries.max(MIN_ENTRIES), channel: Some(events_to), context: 0 };
+        let cq = device.context.create_cq_with(&options)?;
+        let body = Arc::new(CqBody {
+            device: device.clone(),
+            cq,
+            head: OnceLock::new(),
+            channel: channel.cloned(),
+            context_events: context.async_events().clone(),
+            completion_events: Unacknowledged::default(),
+            async_events: Unacknowledged::default(),
+            polling: Section::new(),
+            current: Mutex::default(),
+            poll: Mutex::new(PollState {
+                batch: [Completion::default(); BATCH],
+                kept: VecDeque::new(),
+                last: None,
+                empty_polls: 0,
+            }),
+        });
+        device.cqs.write().insert(body.cq.id(), body.clone());
+        if let Some(channel) = channel {
+            channel.count(1);
+        }
+        Ok(body)
+    }
+
+    /// Stores the program's pointer to the queue.
+    pub(crate) fn set_head(&self, head: Foreign<c::ibv_cq>) {
+        let _ = self.head.set(head);
+    }
+
+    /// Returns the program's pointer to the queue.
+    pub(crate) fn head(&self) -> Foreign<c::ibv_cq> {
+        self.head.get().copied().unwrap_or(Foreign::NULL)
+    }
+
+    pub(crate) fn client(&self) -> &Cq {
+        &self.cq
+    }
+
+    pub(crate) fn context_events(&self) -> &Arc<AsyncEvents> {
+        &self.context_events
+    }
+
+    /// Returns the CQ number and the number of entries.
+    pub(crate) fn size(&self) -> (u32, i32) {
+        (self.cq.id().0, i32::try_from(self.cq.capacity()).unwrap_or(i32::MAX))
+    }
+
+    /// Polls up to `out.len()` completions (`ibv_poll_cq(3)`).
+    pub(crate) fn poll(&self, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
+        let mut poll = self.poll.lock();
+        let n = self.take(&mut poll, out)?;
+        if n > 0 {
+            poll.empty_polls = 0;
+            return Ok(n);
+        }
+        poll.empty_polls += 1;
+        if poll.empty_polls < EMPTY_POLLS {
+            return Ok(0);
+        }
+        poll.empty_polls = 0;
+        drop(poll);
+        std::thread::yield_now();
+        // Polls again: a connection may have ended in between, and a program that fetches that
+        // event expects to have polled all earlier completions.
+        self.take(&mut self.poll.lock(), out)
+    }
+
+    fn take(&self, poll: &mut PollState, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
+        let mut n = 0;
+        let PollState { batch, kept, last, .. } = poll;
+        while n < out.len() {
+            let most = BATCH.min(out.len() - n);
+            let from_queue = kept.is_empty();
+            let taken = match kept.len() {
+                0 => match self.cq.poll(&mut batch[..most]) {
+                    Ok(taken) => taken,
+                    // Earlier completions go to the program; the next call fails.
+                    Err(_) if n > 0 => break,
+                    Err(error) => return Err(error.into()),
+                },
+                left => {
+                    let taken = most.min(left);
+                    batch.iter_mut().zip(kept.drain(..taken)).for_each(|(to, c)| *to = c);
+                    taken
+                }
+            };
+            for completion in &batch[..taken] {
+                match self.qp(last, completion.qp) {
+                    Some(qp) => {
+                        qp.await_established(completion);
+                        out[n] = in_c(completion, qp);
+                        self.explain(completion, &out[n]);
+                        n += 1;
+                    }
+                    None => self.drop_completion(completion),
+                }
+            }
+            if from_queue && taken < most {
+                break;
+            }
+        }
+        Ok(n)
+    }
+
+    /// Resets a queue pair by `reset`, and drops its unpolled completions, as adapters do: requests
+    /// posted before the reset must not complete any more.
+    pub(crate) fn drop_with_reset(
+        cqs: [&Arc<CqBody>; 2],
+        of: QpId,
+        reset: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut cqs = cqs.to_vec();
+        cqs.sort_unstable_by_key(|cq| cq.cq.id());
+        cqs.dedup_by_key(|cq| cq.cq.id());
+        // No thread may poll in between, or it would mistake a completion from before the reset for
+        // one of a new request.
+        let polls: Vec<_> = cqs.iter().map(|cq| (cq, cq.poll.lock())).collect();
+        reset()?;
+        for (cq, mut poll) in polls {
+            let PollState { batch, kept, .. } = &mut *poll;
+            while let taken @ 1.. = cq.cq.poll(batch)? {
+                kept.extend(&batch[..taken]);
+            }
+            let (own, others): (VecDeque<_>, VecDeque<_>) =
+                kept.drain(..).partition(|c| c.qp == of);
+            own.iter().for_each(|completion| cq.drop_completion(completion));
+            *kept = others;
+        }
+        Ok(())
+    }
+
+    /// Logs why a request failed, with the program's `wr_id`.
+    fn explain(&self, completion: &Completion, wc: &c::ibv_wc) {
+        let named = Completion { wr_id: wc.wr_id, ..*completion };
+        let Err(error) = named.ok() else { return };
+        if completion.status == CompletionStatus::WrFlush {
+            return;
+        }
+        log::debug(|| match self.device.context.diagnosis(completion.diagnosis_id) {
+            Ok(diagnosis) => format!("{error}: {}", diagnosis.text),
+            Err(_) => error.to_string(),
+        });
+    }
+
+    /// Drops a completion. The slot of its SRQ receive must still be freed.
+    fn drop_completion(&self, completion: &Completion) {
+        if let Some(srq) = completion.srq
+            && let Some(srq) = self.device.srqs.read().get(&srq)
+        {
+            srq.receive_done(completion);
+        }
+    }
+
+    /// Moves on to the next completion and returns it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if the queue is empty.
+    pub(crate) fn next_completion(&self) -> Result<c::ibv_wc, Errno> {
+        let mut next = [c::ibv_wc::default()];
+        match self.poll(&mut next)? {
+            0 => Err(Errno::nothing_yet(libc::ENOENT)),
+            _ => {
+                *self.current.lock() = next[0];
+                Ok(next[0])
+            }
+        }
+    }
+
+    /// Returns the completion that the program is reading.
+    pub(crate) fn current(&self) -> c::ibv_wc {
+        *self.current.lock()
+    }
+
+    /// Requests an event (`ibv_req_notify_cq(3)`). Without a channel, there are no events.
+    pub(crate) fn arm(&self, solicited_only: bool) -> Result<(), Errno> {
+        if self.channel.is_none() {
+            return Ok(());
+        }
+        Ok(self.cq.arm(if solicited_only { Arm::Solicited } else { Arm::Next })?)
+    }
+
+    /// Resizes the queue (`ibv_resize_cq(3)`).
+    pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
+        check_entries(entries, &self.device)?;
+        let before = self.cq.capacity();
+        self.cq.resize(entries.max(MIN_ENTRIES))?;
+        // Must follow the daemon's reply: rdma-core's own test posts right before the call, and
+        // leaves its requests only that much time to complete.
+        let unpolled = self.poll.lock().kept.len() + self.cq.unpolled();
+        if unpolled > entries as usize {
+            self.cq.resize(before)?;
+            let reason = format_args!("cqe {entries}: {unpolled} completions are not polled");
+            return Err(Errno::invalid(reason));
+        }
+        Ok(self.size().1)
+    }
+
+    /// Queues an asynchronous event of this CQ.
+    pub(crate) fn push_event(&self, kind: c::ibv_event_type) {
+        self.context_events.push(AsyncEvent::of(self.head(), kind));
+    }
+
+    /// Drops the reference to a QP that is being destroyed.
+    pub(crate) fn forget(&self, qp: &QpBody) {
+        let mut poll = self.poll.lock();
+        if poll.last.as_ref().is_some_and(|last| last.id() == qp.id()) {
+            poll.last = None;
+        }
+    }
+
+    /// Destroys the queue (`ibv_destroy_cq(3)`). Fails with `EBUSY` if a QP uses it.
+    pub(crate) fn destroy(&self) -> Result<(), Errno> {
+        let uses = |qp: &Arc<QpBody>| qp.uses_cq(self.cq.id());
+        if self.device.qps.read().values().any(uses) {
+            return Err(Errno::busy(format_args!("a queue pair uses the completion queue")));
+        }
+        self.detach();
+        self.completion_events.wait();
+        self.async_events.wait();
+        self.leave_channel();
+        Ok(())
+    }
+
+    /// Stops using its channel.
+    pub(crate) fn leave_channel(&self) {
+        if let Some(channel) = &self.channel {
+            channel.count(-1);
+        }
+    }
+
+    /// Removes the CQ from the device. It is freed when the last thread has released its reference.
+    pub(crate) fn detach(&self) {
+        self.device.cqs.write().remove(&self.cq.id());
+        let head = self.head();
+        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+    }
+
+    fn qp<'a>(&self, last: &'a mut Option<Arc<QpBody>>, id: QpId) -> Option<&'a QpBody> {
+        if last.as_ref().is_none_or(|qp| qp.id() != id) {
+            *last = self.device.qp(id);
+        }
+        last.as_deref()
+    }
+}
+
+fn check_entries(entries: u32, device: &Device) -> Result<(), Errno> {
+    let most = device.attributes.max_cq_entries;
+    if !(1..=most).contains(&entries) {
+        return Err(Errno::invalid(format_args!("cqe {entries} is not in 1 to {most} (max_cqe)")));
+    }
+    Ok(())
+}
+
+/// Number of completion vectors of the device.
+pub(crate) const VECTORS: u32 = 1;
+
+/// Converts a completion to C; `qp` supplies the program's `wr_id`.
+fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
+    let succeeded = completion.status == CompletionStatus::Success;
+    let (wr_id, byte_len) = match completion.opcode {
+        CompletionOpcode::Receive => (qp.receive_done(completion), completion.byte_len),
+        _ => {
+            let posted = qp.send_done(completion);
+            // As in rxe and siw: the length of the request, also for Sends and Writes.
+            (posted.wr_id, if succeeded { posted.length } else { completion.byte_len })
+        }
+    };
+    let mut wc = c::ibv_wc {
+        wr_id,
+        status: u32::from(completion.status as u8),
+        opcode: u32::from(completion.opcode as u8),
+        byte_len,
+        qp_num: qp.id().0,
+        src_qp: completion.src_qp.0,
+        ..c::ibv_wc::default()
+    };
+    if let Some(stag) = completion.invalidated {
+        wc.imm_data = stag.0;
+        wc.wc_flags |= c::IBV_WC_WITH_INV;
+    }
+    if let Some([a, b, c, d, ..]) = completion.immediate {
+        // In network byte order, as received.
+        wc.imm_data = u32::from_ne_bytes([a, b, c, d]);
+        wc.wc_flags |= c::IBV_WC_WITH_IMM;
+        if !completion.immediate_with_send {
+            wc.opcode = c::IBV_WC_RECV_RDMA_WITH_IMM;
+        }
+    }
+    if completion.opcode == CompletionOpcode::Receive && qp.is_roce() {
+        // On Ethernet, every packet has a GRH. Programs compare `wc_flags` as a whole.
+        wc.wc_flags |= c::IBV_WC_GRH;
+    }
+    if let Some(grh) = completion.grh {
+        // Mellanox adapters encode the header type here, and UCX reads it: UDP (8) over IPv6 (1) or
+        // IPv4 (2).
+        wc.sl = match grh {
+            Grh::Ipv6 => 8 | 1,
+            Grh::Ipv4 => 8 | 2,
+        };
+    }
+    if !succeeded {
+        // Number for `rnicctl why`. Numbers start at 1 when the daemon starts.
+        wc.vendor_err = completion.diagnosis_id as u32;
+    }
+    wc
+}

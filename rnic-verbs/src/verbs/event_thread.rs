@@ -1,0 +1,91 @@
+//! The thread that receives events of the daemon and passes them to the objects concerned.
+//!
+//! The library starts this thread in the program, and copier threads for a daemon of another user.
+//! The event thread blocks all signals, and touches no objects of the program except descriptors
+//! created for it.
+
+use std::sync::{Arc, Weak};
+
+use rnic_client::{Context, Event};
+
+use crate::errno::Errno;
+use crate::verbs::device::Device;
+use crate::{c, log, rdmacm};
+
+/// Starts the thread for a device. It ends when the device is dropped or the daemon is gone.
+pub(crate) fn listen(device: &Arc<Device>) -> Result<(), Errno> {
+    let context = device.context.clone();
+    let device = Arc::downgrade(device);
+    let thread = std::thread::Builder::new().name("rnic-events".into());
+    rnic_client::without_signals(|| thread.spawn(move || run(&context, &device)))?;
+    Ok(())
+}
+
+fn run(context: &Context, device: &Weak<Device>) {
+    loop {
+        let due = device.upgrade().and_then(|device| device.ids.retries.due_in());
+        let event = context.next_event(due);
+        let Some(device) = device.upgrade() else { return };
+        device.ids.retries.run();
+        match event {
+            Ok(Some(event)) => deliver(&device, event),
+            Ok(None) => {}
+            Err(error) => {
+                log::debug(|| format!("no more events: {error}"));
+                return daemon_gone(&device);
+            }
+        }
+    }
+}
+
+fn deliver(device: &Arc<Device>, event: Event) {
+    match event {
+        Event::CqError { cq, .. } => {
+            device.with_cq(cq, |cq| cq.push_event(c::IBV_EVENT_CQ_ERR));
+        }
+        Event::SrqLimit { srq, .. } => {
+            device.with_srq(srq, |srq| srq.push_event(c::IBV_EVENT_SRQ_LIMIT_REACHED));
+        }
+        Event::SrqError { srq, .. } => {
+            device.with_srq(srq, |srq| srq.push_event(c::IBV_EVENT_SRQ_ERR));
+        }
+        Event::LastWqeReached { qp, .. } => {
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_LAST_WQE_REACHED));
+        }
+        Event::QpFatal { qp, ref reason, .. } => {
+            log::debug(|| format!("QP {qp}: {reason}"));
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_FATAL));
+            rdmacm::deliver(device, event);
+        }
+        Event::CommunicationEstablished { qp, .. } => {
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_COMM_EST));
+        }
+        Event::AccessError { qp, .. } => {
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_ACCESS_ERR));
+        }
+        Event::RequestError { qp, .. } => {
+            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_REQ_ERR));
+        }
+        Event::SendQueueDrained { qp, .. } => {
+            device.with_qp(qp, |qp| qp.drained());
+        }
+        Event::SrqUnfair { .. } => {}
+        Event::GidsChanged => device.gids_changed(),
+        Event::EventsLost { count } => {
+            log::debug(|| format!("{count} events were lost"));
+            device.ids.events_lost();
+            // They may have included a change of the table.
+            device.gids.invalidate();
+        }
+        Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),
+        event => rdmacm::deliver(device, event),
+    }
+}
+
+/// Handles the end of the daemon: all connections have ended, and the device is unusable.
+fn daemon_gone(device: &Arc<Device>) {
+    // The check sets the state that polling threads read.
+    let _ = device.is_usable();
+    device.push_device_fatal();
+    rdmacm::daemon_gone(device);
+}

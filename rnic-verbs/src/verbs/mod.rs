@@ -1,0 +1,19 @@
+//! The objects of `<infiniband/verbs.h>`. Each has one file or folder, with its body and its C
+//! functions.
+
+pub(crate) mod ah;
+pub(crate) mod async_events;
+pub(crate) mod channel;
+pub(crate) mod context;
+pub(crate) mod cq;
+pub(crate) mod device;
+pub(crate) mod device_filter;
+mod event_thread;
+mod gid_table;
+pub(crate) mod memory;
+pub(crate) mod mr;
+pub(crate) mod mw;
+pub(crate) mod pd;
+pub(crate) mod qp;
+mod section;
+pub(crate) mod srq;

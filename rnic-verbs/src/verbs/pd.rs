@@ -1,0 +1,84 @@
+//! Protection domains (`ibv_alloc_pd(3)`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rnic_client::Pd;
+
+use crate::c;
+use crate::errno::Errno;
+use crate::ffi::handles::{Body, Kind};
+use crate::verbs::context::ContextBody;
+use crate::verbs::device::{Device, DeviceKind};
+
+/// A protection domain.
+pub(crate) struct PdBody {
+    device: Arc<Device>,
+    pd: Pd,
+    /// Device of its queue pairs.
+    kind: DeviceKind,
+    /// Number of objects in it. The PD cannot be deallocated before it is 0.
+    users: AtomicUsize,
+}
+
+impl Body for Arc<PdBody> {
+    type Head = c::ibv_pd;
+    const KIND: Kind = Kind::Pd;
+}
+
+impl PdBody {
+    pub(crate) fn allocate(context: &ContextBody) -> Result<Arc<PdBody>, Errno> {
+        let device = context.device().clone();
+        let pd = device.context.open_pd(None)?;
+        let kind = context.kind();
+        Ok(Arc::new(PdBody { device, pd, kind, users: AtomicUsize::new(0) }))
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Returns the device of its queue pairs.
+    pub(crate) fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    pub(crate) fn client(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Counts an object of the PD until the result is dropped.
+    pub(crate) fn user(self: &Arc<Self>) -> PdUser {
+        self.users.fetch_add(1, Ordering::Relaxed);
+        PdUser(self.clone())
+    }
+
+    /// Checks that no object uses it.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` otherwise.
+    pub(crate) fn check_unused(&self) -> Result<(), Errno> {
+        match self.users.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            n => Err(Errno::busy(format_args!("{n} objects use the protection domain"))),
+        }
+    }
+}
+
+/// Counts an object as a user of its PD.
+pub(crate) struct PdUser(Arc<PdBody>);
+
+impl std::ops::Deref for PdUser {
+    type Target = PdBody;
+
+    fn deref(&self) -> &PdBody {
+        &self.0
+    }
+}
+
+impl Drop for PdUser {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::Relaxed);
+    }
+}
