@@ -122,6 +122,13 @@ pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     })
 }
 
+/// Logs the error of a function that returns nothing.
+pub(crate) fn nothing(result: Result<(), Errno>) {
+    if let Err(errno) = result {
+        errno.log();
+    }
+}
+
 fn number(error: &Error) -> i32 {
     match error {
         Error::QueueFull { .. } | Error::NotEnoughMemory { .. } => libc::ENOMEM,

@@ -313,6 +313,8 @@ fn resolve(path: &str, all: &BTreeMap<String, String>) -> Option<String> {
             let from = from.strip_prefix("self::").unwrap_or(from);
             return match from.strip_prefix("crate::") {
                 Some(from) => resolve(from, all),
+                // A macro is defined where it is re-exported.
+                None if from == name => Some(module.to_owned()),
                 None => resolve(&format!("{module}::{from}"), all),
             };
         }

@@ -166,6 +166,7 @@ pub struct rdma_ud_param {
 }
 
 /// rdma_getaddrinfo(3).
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct rdma_addrinfo {
     pub ai_flags: c_int,

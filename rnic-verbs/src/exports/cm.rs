@@ -4,11 +4,18 @@
 
 use super::publish;
 use crate::ffi::absent::*;
-use crate::rdmacm::addrinfo::entry::*;
-use crate::rdmacm::connections::*;
+use crate::rdmacm::addrinfo::*;
+use crate::rdmacm::channel::*;
+use crate::rdmacm::connect::*;
+use crate::rdmacm::devices::*;
 use crate::rdmacm::endpoint::*;
 use crate::rdmacm::events::*;
-use crate::rdmacm::id::entry::*;
+use crate::rdmacm::id::*;
+use crate::rdmacm::listen::*;
+use crate::rdmacm::option::*;
+use crate::rdmacm::qp::*;
+use crate::rdmacm::resolve::*;
+use crate::rdmacm::srq::*;
 use crate::strings::*;
 
 publish! { "RNIC_1" as "rnicd_cm_":

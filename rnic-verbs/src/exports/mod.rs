@@ -4,8 +4,8 @@
 //! A function of the C API may be defined anywhere in this crate, under its own name and as plain
 //! `pub(crate) unsafe extern "C" fn`, without `no_mangle`. A table in one of these modules
 //! publishes it, and the imports of the module determine its path. Programs may be linked to
-//! resolve every symbol at start, so the tables contain all names of the real libraries: [`absent`](crate::ffi::absent)
-//! has the unsupported functions.
+//! resolve every symbol at start, so the tables contain all names of the real libraries. `absent`
+//! in `ffi` has the unsupported functions.
 
 mod cm;
 mod private;

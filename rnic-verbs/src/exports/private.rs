@@ -4,7 +4,7 @@
 
 use super::publish;
 use crate::ffi::absent::*;
-use crate::verbs::context::entry::ibv_query_gid_type;
+use crate::verbs::context::query::ibv_query_gid_type;
 
 /// Publishes names in the nodes of rdma-core 34 to 56, 57, 59 and 64.
 macro_rules! publish_private {

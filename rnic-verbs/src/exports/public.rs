@@ -4,15 +4,19 @@ use super::publish;
 use crate::ffi::absent::*;
 use crate::fork::*;
 use crate::rate::*;
-use crate::rdmacm::events::*;
 use crate::strings::*;
-use crate::verbs::ah::entry::*;
-use crate::verbs::context::entry::*;
+use crate::verbs::ah::*;
+use crate::verbs::async_events::entry::*;
+use crate::verbs::channel::*;
+use crate::verbs::context::query::*;
 use crate::verbs::cq::entry::*;
-use crate::verbs::memory::*;
+use crate::verbs::device_list::*;
+use crate::verbs::mr::*;
+use crate::verbs::open::*;
+use crate::verbs::pd::*;
 use crate::verbs::qp::entry::*;
 use crate::verbs::qp::extended::*;
-use crate::verbs::srq::entry::*;
+use crate::verbs::srq::*;
 
 publish! { "IBVERBS_1.0":
     ibv_copy_path_rec_from_kern, ibv_copy_path_rec_to_kern, ibv_copy_qp_attr_from_kern,

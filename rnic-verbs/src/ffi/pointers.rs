@@ -1,46 +1,321 @@
-//! The functions that programs call. Each converts the C arguments, makes one call into the rest of
-//! the crate, and converts the result.
+//! Pointers that programs pass: structures, results, arrays and strings.
 //!
 //! # Safety
 //!
-//! All functions rely on the rules of the manual pages for programs: a pointer is null where that
-//! is allowed, or points to the object that the page describes; an object came from the function
-//! that creates it and has not been destroyed; no thread destroys an object while another thread
-//! uses it; memory that a request refers to stays valid until the request has completed. A program
+//! The conversions rely on the rules of the manual pages: a pointer is null where that is allowed,
+//! or points to the structure that the page describes; no thread changes the structure during the
+//! call; memory that a request refers to stays valid until the request has completed. A program
 //! that breaks a rule breaks itself, as with any C library. It gains no access to the daemon or to
 //! other programs.
 //!
-//! The comment on each unsafe block names the rule that the block relies on. In these comments, the
-//! caller is the program, or a function that passes its arguments on, and a pointer is valid if it
-//! refers to the object that the manual page describes.
+//! The library never forms a reference to a structure that it writes, because the program may have
+//! left it uninitialised.
 
-// Each function has the contract of its manual page and of this module.
-#![allow(clippy::missing_safety_doc)]
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 
 use crate::errno::Errno;
 
-/// Returns a structure passed by C.
-///
-/// # Errors
-///
-/// `EINVAL` if the pointer is null.
-///
-/// # Safety
-///
-/// The pointer is null or valid while the result is in use.
-pub(crate) unsafe fn argument<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Errno> {
-    // SAFETY: the caller guarantees that `pointer` is null or refers to a `T`.
-    unsafe { pointer.as_ref() }.ok_or_else(|| null(name))
+/// A parameter of a C function (see [`entry!`](crate::ffi::entry::entry)).
+pub(crate) trait Argument {
+    /// The type in C.
+    type C;
+
+    /// # Safety
+    ///
+    /// The program passes `c` to a function in the current call, and obeys the rules of this
+    /// module.
+    unsafe fn from_c(c: Self::C) -> Self;
 }
 
-/// Like [`argument`], for a structure that is written.
+macro_rules! as_is {
+    ($([$($of:ident)?] $type:ty;)*) => {$(
+        impl$(<$of>)? Argument for $type {
+            type C = Self;
+
+            unsafe fn from_c(c: Self) -> Self {
+                c
+            }
+        }
+    )*};
+}
+
+as_is! {
+    [] c_int;
+    [] c_uint;
+    [] u8;
+    [] u16;
+    [] u64;
+    [] usize;
+    // A pointer to an object, which `handles` checks, or a pointer that is only stored.
+    [T] *mut T;
+    [T] *const T;
+}
+
+/// A structure that a function reads. Programs initialise all of it.
+#[derive(Clone, Copy)]
+pub(crate) struct In<T>(*const T);
+
+impl<T> Argument for In<T> {
+    type C = *const T;
+
+    unsafe fn from_c(c: *const T) -> Self {
+        In(c)
+    }
+}
+
+impl<T: Copy> In<T> {
+    /// Returns a copy of the structure.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the pointer is null.
+    pub(crate) fn read(self, name: &str) -> Result<T, Errno> {
+        self.optional().ok_or_else(|| null(name))
+    }
+
+    /// Returns a copy of the structure, or `None` for a null pointer.
+    pub(crate) fn optional(self) -> Option<T> {
+        // SAFETY: the pointer is null or valid during the call.
+        unsafe { self.0.as_ref() }.copied()
+    }
+}
+
+/// Memory for a result.
+#[derive(Clone, Copy)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Argument for Out<T> {
+    type C = *mut T;
+
+    unsafe fn from_c(c: *mut T) -> Self {
+        Out(c)
+    }
+}
+
+impl<T> Out<T> {
+    /// Checks that the pointer is not null.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` otherwise.
+    pub(crate) fn required(self, name: &str) -> Result<Self, Errno> {
+        if self.0.is_null() { Err(null(name)) } else { Ok(self) }
+    }
+
+    /// Writes the result, unless the pointer is null.
+    pub(crate) fn write(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: the pointer has room for a `T` during the call.
+            unsafe { self.0.write(value) };
+        }
+    }
+
+    /// Returns the memory for `count` results.
+    ///
+    /// # Safety
+    ///
+    /// The manual page requires room for `count` results, and this call does not use the memory
+    /// otherwise while the slice is in use.
+    pub(crate) unsafe fn slots<'a>(self, count: usize) -> &'a mut [MaybeUninit<T>] {
+        if count == 0 || self.0.is_null() {
+            return &mut [];
+        }
+        // SAFETY: the caller guarantees it. The slots may be uninitialised.
+        unsafe { std::slice::from_raw_parts_mut(self.0.cast(), count) }
+    }
+
+    /// Copies as much of a structure as fits, and fills the rest of `length` with zeros.
+    ///
+    /// # Safety
+    ///
+    /// The manual page requires room for `length` bytes, the size of an older or newer structure,
+    /// at the place with this index.
+    pub(crate) unsafe fn write_prefix(self, value: &T, index: usize, length: usize) {
+        let common = length.min(size_of::<T>());
+        // SAFETY: the caller guarantees the room, and `common` is at most the size of `value`.
+        unsafe {
+            let to = self.0.cast::<u8>().add(index * length);
+            std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast(), to, common);
+            to.add(common).write_bytes(0, length - common);
+        }
+    }
+}
+
+/// A structure of which only some fields are valid: the program's headers may lack the last ones,
+/// or a mask selects fields. Read and written by field, with [`get!`](crate::ffi::pointers::get)
+/// and [`set!`](crate::ffi::pointers::set).
+pub(crate) struct InOut<T>(*mut T);
+
+impl<T> Clone for InOut<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for InOut<T> {}
+
+impl<T> Argument for InOut<T> {
+    type C = *mut T;
+
+    unsafe fn from_c(c: *mut T) -> Self {
+        InOut(c)
+    }
+}
+
+impl<T> InOut<T> {
+    /// Returns access to the fields.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the pointer is null.
+    pub(crate) fn required(self, name: &str) -> Result<Place<T>, Errno> {
+        self.optional().ok_or_else(|| null(name))
+    }
+
+    /// Returns access to the fields, or `None` for a null pointer.
+    pub(crate) fn optional(self) -> Option<Place<T>> {
+        (!self.0.is_null()).then_some(Place(self.0))
+    }
+}
+
+impl<'a, T> From<&'a mut T> for InOut<T> {
+    /// Passes a structure of the library itself, which outlives the call.
+    fn from(local: &'a mut T) -> Self {
+        InOut(local)
+    }
+}
+
+/// The fields of a structure of the program.
+pub(crate) struct Place<T>(*mut T);
+
+impl<T> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Place<T> {}
+
+impl<T> Place<T> {
+    /// Returns a copy of the whole structure.
+    pub(crate) fn read(self) -> T
+    where
+        T: Copy,
+    {
+        // SAFETY: as for `Fields`.
+        unsafe { self.0.read() }
+    }
+
+    /// Replaces the whole structure.
+    pub(crate) fn write(self, value: T) {
+        // SAFETY: as for `Fields`.
+        unsafe { self.0.write(value) }
+    }
+
+    /// Returns a structure with which this one begins.
+    ///
+    /// # Safety
+    ///
+    /// `T` begins with the fields of `U`.
+    pub(crate) unsafe fn prefix<U>(self) -> Place<U> {
+        Place(self.0.cast())
+    }
+}
+
+/// A C structure whose fields are accessed without a reference to the structure.
 ///
 /// # Safety
 ///
-/// The same as for [`argument`], and no other thread uses the structure.
-pub(crate) unsafe fn argument_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Errno> {
-    // SAFETY: the caller guarantees that `pointer` is null or refers to an unshared `T`.
-    unsafe { pointer.as_mut() }.ok_or_else(|| null(name))
+/// The fields that the manual page describes are valid for reads and writes at `at`.
+pub(crate) unsafe trait Fields {
+    /// The structure.
+    type C;
+
+    fn at(&self) -> *mut Self::C;
+}
+
+// SAFETY: the program obeys the rules of this module.
+unsafe impl<T> Fields for Place<T> {
+    type C = T;
+
+    fn at(&self) -> *mut T {
+        self.0
+    }
+}
+
+/// Reads a field: `get!(PLACE.FIELD)`.
+macro_rules! get {
+    ($place:ident.$($field:ident).+) => {{
+        let at = $crate::ffi::pointers::Fields::at(&$place);
+        // SAFETY: `Fields` guarantees that the field is readable. The program may write the head of
+        // an object at any time.
+        unsafe { (&raw const (*at).$($field).+).read_volatile() }
+    }};
+}
+
+/// Writes a field: `set!(PLACE.FIELD = VALUE)`.
+macro_rules! set {
+    ($place:ident.$($field:ident).+ = $value:expr) => {{
+        let value = $value;
+        let at = $crate::ffi::pointers::Fields::at(&$place);
+        // SAFETY: `Fields` guarantees that the field is writable. The program may read the head of
+        // an object at any time.
+        unsafe { (&raw mut (*at).$($field).+).write_volatile(value) }
+    }};
+}
+
+/// Adds to a 32-bit counter, which the program may read at any time: `add!(PLACE.FIELD += MORE)`.
+macro_rules! add {
+    ($place:ident.$($field:ident).+ += $more:expr) => {{
+        let more: u32 = $more;
+        let at = $crate::ffi::pointers::Fields::at(&$place);
+        // SAFETY: `Fields` guarantees that the field is writable. It has the alignment of
+        // `AtomicU32`, and the library only adds to it.
+        let counter = unsafe {
+            std::sync::atomic::AtomicU32::from_ptr((&raw mut (*at).$($field).+).cast())
+        };
+        counter.fetch_add(more, std::sync::atomic::Ordering::Relaxed);
+    }};
+}
+
+pub(crate) use add;
+pub(crate) use get;
+pub(crate) use set;
+
+/// Bytes that a function reads.
+///
+/// # Safety
+///
+/// `from` is null or points to `length` bytes, which do not change while the result is in use.
+pub(crate) unsafe fn bytes<'a>(from: *const c_void, length: usize) -> &'a [u8] {
+    if from.is_null() || length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller guarantees it.
+    unsafe { std::slice::from_raw_parts(from.cast(), length) }
+}
+
+/// A string, or null.
+pub(crate) struct Text(*const c_char);
+
+impl Argument for Text {
+    type C = *const c_char;
+
+    unsafe fn from_c(c: *const c_char) -> Self {
+        Text(c)
+    }
+}
+
+impl Text {
+    /// Returns the text, or `None` for a null pointer.
+    pub(crate) fn read(&self) -> Result<Option<&str>, std::str::Utf8Error> {
+        if self.0.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: the pointer is a C string, which does not change during the call.
+        unsafe { CStr::from_ptr(self.0) }.to_str().map(Some)
+    }
 }
 
 fn null(name: &str) -> Errno {

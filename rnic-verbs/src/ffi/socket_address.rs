@@ -2,36 +2,84 @@
 
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6};
+use libc::{AF_INET, AF_INET6, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6};
 
 use crate::c::rdma_sockaddr;
+use crate::ffi::handles::zeroed;
+use crate::ffi::pointers::Argument;
 
-/// Reads an address. Returns `None` for a null pointer and for families other than IPv4 and IPv6.
-pub(crate) unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
-    // SAFETY: `from` is null or points to an address with the size and alignment of its family.
-    unsafe {
-        match i32::from(from.as_ref()?.sa_family) {
-            AF_INET => {
-                let from = &*from.cast::<sockaddr_in>();
-                let ip = u32::from_be(from.sin_addr.s_addr).into();
-                Some(SocketAddrV4::new(ip, u16::from_be(from.sin_port)).into())
+/// A socket address that a program passes.
+#[derive(Clone, Copy)]
+pub(crate) struct Address(*const sockaddr);
+
+impl Argument for Address {
+    type C = *const sockaddr;
+
+    unsafe fn from_c(c: *const sockaddr) -> Self {
+        Address(c)
+    }
+}
+
+impl Address {
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Returns the address, or `None` for a null pointer and for families other than IPv4 and IPv6.
+    pub(crate) fn read(self) -> Option<SocketAddr> {
+        if self.is_null() {
+            return None;
+        }
+        // SAFETY: `from_c` guarantees an address with the size of its family.
+        unsafe {
+            match i32::from((&raw const (*self.0).sa_family).read_unaligned()) {
+                AF_INET => {
+                    let from = self.0.cast::<sockaddr_in>().read_unaligned();
+                    let ip = u32::from_be(from.sin_addr.s_addr).into();
+                    Some(SocketAddrV4::new(ip, u16::from_be(from.sin_port)).into())
+                }
+                AF_INET6 => {
+                    let from = self.0.cast::<sockaddr_in6>().read_unaligned();
+                    let ip = from.sin6_addr.s6_addr.into();
+                    let port = u16::from_be(from.sin6_port);
+                    let flow = from.sin6_flowinfo;
+                    Some(SocketAddrV6::new(ip, port, flow, from.sin6_scope_id).into())
+                }
+                _ => None,
             }
-            AF_INET6 => {
-                let from = &*from.cast::<sockaddr_in6>();
-                let ip = from.sin6_addr.s6_addr.into();
-                let port = u16::from_be(from.sin6_port);
-                let address = SocketAddrV6::new(ip, port, from.sin6_flowinfo, from.sin6_scope_id);
-                Some(address.into())
-            }
-            _ => None,
         }
     }
+
+    /// Like [`read`](Self::read), for an address of `length` bytes. Returns `None` if these are
+    /// fewer than the address of the family has.
+    ///
+    /// # Safety
+    ///
+    /// `from` is null or points to `length` bytes.
+    pub(crate) unsafe fn with_length(from: *const sockaddr, length: u32) -> Option<SocketAddr> {
+        if from.is_null() || (length as usize) < size_of::<sa_family_t>() {
+            return None;
+        }
+        // SAFETY: `length` includes the family.
+        let family = unsafe { (&raw const (*from).sa_family).read_unaligned() };
+        let needed = if i32::from(family) == AF_INET6 {
+            size_of::<sockaddr_in6>()
+        } else {
+            size_of::<sockaddr_in>()
+        };
+        if (length as usize) < needed { None } else { Address(from).read() }
+    }
+}
+
+/// Returns the address in a structure of the library, or `None` if there is none.
+pub(crate) fn from_c(address: &rdma_sockaddr) -> Option<SocketAddr> {
+    // The union has the size of every family.
+    Address(std::ptr::from_ref(address).cast()).read()
 }
 
 /// Returns the C form of an address.
 pub(crate) fn in_c(address: SocketAddr) -> rdma_sockaddr {
-    // SAFETY: zeros are an address of no family.
-    let mut to: rdma_sockaddr = unsafe { std::mem::zeroed() };
+    let mut to: rdma_sockaddr = zeroed();
     match address {
         SocketAddr::V4(address) => {
             to.sin = sockaddr_in {
@@ -72,11 +120,15 @@ mod tests {
         for text in ["127.0.0.1:7471", "[fe80::1%3]:80", "[2001:db8::7]:65535"] {
             let address: SocketAddr = text.parse().expect("an address");
             let written = in_c(address);
-            // SAFETY: it has just been written.
-            let read = unsafe { read((&raw const written).cast()) };
-            assert_eq!(read, Some(address));
+            assert_eq!(from_c(&written), Some(address));
+            let at = (&raw const written).cast();
+            // SAFETY: the union is longer than each of these lengths.
+            let read = |length| unsafe { Address::with_length(at, length) };
+            assert_eq!(read(length(address)), Some(address));
+            assert_eq!(read(length(address) - 1), None);
+            assert_eq!(read(1), None);
         }
-        // SAFETY: null is no address.
-        assert_eq!(unsafe { read(std::ptr::null()) }, None);
+        assert_eq!(Address(std::ptr::null()).read(), None);
+        assert_eq!(from_c(&zeroed()), None);
     }
 }

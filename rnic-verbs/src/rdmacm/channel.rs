@@ -1,58 +1,48 @@
 //! Event channels (`rdma_create_event_channel(3)`).
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use super::{CmEvent, IdBody};
-use crate::c;
+use super::state::EventChannel;
+use crate::c::rdma_event_channel;
 use crate::errno::Errno;
-use crate::event_queue::EventQueue;
-use crate::ffi::handles::{Body, Kind};
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Live, live, publish, withdraw};
 use crate::verbs::device::Device;
+use crate::verbs::session;
 
-/// An event channel.
-pub(crate) struct EventChannel {
-    /// Keeps the device open.
-    _device: Arc<Device>,
-    queue: EventQueue<CmEvent>,
+/// Creates a channel of a device.
+pub(super) fn make(device: Arc<Device>) -> Result<*mut rdma_event_channel, Errno> {
+    let channel = EventChannel::create(device)?;
+    let head = rdma_event_channel { fd: channel.fd() };
+    Ok(publish(head, channel).as_ptr())
 }
 
-impl Body for Arc<EventChannel> {
-    type Head = c::rdma_event_channel;
-    const KIND: Kind = Kind::EventChannel;
+/// Returns the channel of a C pointer.
+pub(super) fn channel(of: *mut rdma_event_channel) -> Result<Live<Arc<EventChannel>>, Errno> {
+    live(of)
 }
 
-impl EventChannel {
-    pub(crate) fn create(device: Arc<Device>) -> Result<Arc<EventChannel>, Errno> {
-        Ok(Arc::new(EventChannel { _device: device, queue: EventQueue::new()? }))
-    }
+/// Opens the device. Returns `ENODEV` on every failure.
+pub(super) fn open_device() -> Result<Arc<Device>, Errno> {
+    session::open().map_err(|errno| errno.with_number(libc::ENODEV))
+}
 
-    pub(crate) fn fd(&self) -> RawFd {
-        self.queue.fd()
-    }
+fn create() -> Result<*mut rdma_event_channel, Errno> {
+    make(open_device()?)
+}
 
-    pub(super) fn push(&self, arrived: CmEvent) {
-        self.queue.push(arrived);
+/// Destroys a channel. Does nothing for a null pointer.
+pub(super) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
+    if channel.is_null() {
+        return Ok(());
     }
+    // SAFETY: no thread uses `channel`, now or later (rdma_destroy_event_channel(3)).
+    unsafe { withdraw::<Arc<EventChannel>>(channel) }.map(drop)
+}
 
-    /// Returns the next event. Waits for it unless the descriptor is non-blocking.
-    pub(crate) fn next(&self) -> Result<CmEvent, Errno> {
-        Ok(self.queue.next(|arrived| arrived.id.unacknowledged.handed_out())?)
-    }
-
-    /// Returns true if an event of the id waits to be fetched.
-    pub(super) fn has(&self, id: &IdBody) -> bool {
-        self.queue.count(|arrived| std::ptr::eq(&*arrived.id, id)) > 0
-    }
-
-    /// Returns the number of connection requests of a listener that wait to be fetched.
-    pub(super) fn requests(&self, listener: &IdBody) -> usize {
-        let asks = |a: &CmEvent| a.request.is_some() && std::ptr::eq(&*a.id, listener);
-        self.queue.count(asks)
-    }
-
-    /// Removes and returns the events of an id that wait to be fetched.
-    pub(super) fn take_back(&self, id: &IdBody) -> Vec<CmEvent> {
-        self.queue.take_back(|arrived| std::ptr::eq(&*arrived.id, id))
-    }
+entry! {
+    /// rdma_create_event_channel(3).
+    uncancelled rdma_create_event_channel() -> pointer<rdma_event_channel> = create;
+    /// rdma_destroy_event_channel(3).
+    uncancelled rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> nothing = destroy;
 }

@@ -1,28 +1,27 @@
 //! Connecting (`rdma_connect(3)`) and disconnecting.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::MutexGuard;
 use rnic_client::{ConnectOptions, QpId, ResolveOptions};
 
-use super::id::State;
-use super::retry::Attempt;
-use super::{DISCONNECT_GRACE, IdBody, Phase};
+use super::events::completed;
+use super::id::{CmIdBody, cm_id, of_device};
+use super::state::{Attempt, ConnectParams, IdBody, Phase, State};
+use crate::c::{RDMA_MAX_RESP_RES, ibv_event_type, rdma_cm_id, rdma_conn_param};
 use crate::errno::Errno;
+use crate::ffi::entry::entry;
+use crate::ffi::handles::Live;
+use crate::ffi::pointers::{In, bytes, get};
 use crate::verbs::device::DeviceKind;
-use crate::verbs::qp::QpBody;
+use crate::verbs::qp::{QpBody, qp};
 
-/// Parameters of a connection, given by the program (`struct rdma_conn_param`).
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ConnectParams {
-    pub(crate) private_data: Vec<u8>,
-    /// Maximum number of outstanding Reads from the peer; `None` for the device's maximum.
-    pub(crate) inbound: Option<u16>,
-    /// Maximum number of outstanding Reads to the peer; `None` for the device's maximum.
-    pub(crate) outbound: Option<u16>,
-    /// A QP that the program created without the id. Used if the id has none.
-    pub(crate) qp: Option<QpId>,
-}
+/// Time allowed for sending outstanding requests after `rdma_disconnect(3)`. An RNIC flushes them
+/// at once, so most programs wait for their completions first. Some disconnect right after the last
+/// post and rely on its delivery, and the peer may be slow to receive it. Programs that wait for
+/// `RDMA_CM_EVENT_DISCONNECTED` rarely wait longer than a few seconds.
+pub(super) const DISCONNECT_GRACE: Duration = Duration::from_millis(500);
 
 impl IdBody {
     /// Requests a connection to the peer (`rdma_connect(3)`).
@@ -32,13 +31,13 @@ impl IdBody {
             state.expect(&[Phase::RouteResolved])?;
             wanted.private_data.splice(..0, state.connect_data.iter().copied());
             let qp = if self.is_ud() {
-                let lookup = self.device.ids.lookups.create_qp(&self.device.context)?;
+                let lookup = self.ids().lookups.create_qp(&self.device.context)?;
                 state.lookup.insert(Arc::new(lookup)).id()
             } else {
                 self.qp_to_connect(&state, &wanted)?.id()
             };
-            self.device.ids.claim_qp(qp, self)?;
-            if let Some(qp) = self.device.qp(qp) {
+            self.ids().claim_qp(qp, self)?;
+            if let Some(qp) = self.find_qp(qp) {
                 qp.allow_sends();
             }
             // Frees the bound port, because the connection uses it.
@@ -56,8 +55,8 @@ impl IdBody {
             };
             drop(lookup);
             let Some(qp) = qp else { return };
-            self.device.ids.forget_qp(qp, self);
-            if let Some(qp) = self.device.qp(qp) {
+            self.ids().forget_qp(qp, self);
+            if let Some(qp) = self.find_qp(qp) {
                 qp.refuse_sends();
             }
         })
@@ -90,7 +89,7 @@ impl IdBody {
             let options = ResolveOptions { private_data, local, timeout: None };
             return Ok(lookup.start_resolve(peer, &options)?);
         }
-        let qp = qp.and_then(|qp| self.device.qp(qp)).ok_or_else(no_qp)?;
+        let qp = qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
         let connect = |local| {
             let options = ConnectOptions {
                 private_data: wanted.private_data.clone(),
@@ -135,7 +134,7 @@ impl IdBody {
                 }
             }
         };
-        match qp.filter(|_| !self.is_ud()).and_then(|qp| self.device.qp(qp)) {
+        match qp.filter(|_| !self.is_ud()).and_then(|qp| self.find_qp(qp)) {
             // Refused if the connection has already ended. Its event reports that.
             Some(qp) => match qp.client().disconnect_within(DISCONNECT_GRACE) {
                 Ok(()) | Err(rnic_client::Error::Refused { .. }) => Ok(()),
@@ -153,7 +152,7 @@ impl IdBody {
         wanted: &ConnectParams,
     ) -> Result<Arc<QpBody>, Errno> {
         let qp = state.own_qp.or(wanted.qp).ok_or_else(no_qp)?;
-        let found = self.device.qp(qp).ok_or_else(|| {
+        let found = self.find_qp(qp).ok_or_else(|| {
             Errno::invalid(format_args!(
                 "the id has no queue pair, and conn_param.qp_num {qp} does not exist"
             ))
@@ -173,4 +172,81 @@ impl IdBody {
 
 fn no_qp() -> Errno {
     Errno::invalid(format_args!("the id has no queue pair, and conn_param specifies none"))
+}
+
+fn connect(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> Result<(), Errno> {
+    completed(id, |id, of| {
+        adopt_qp(id);
+        of.connect(wanted(parameters))
+    })
+}
+
+/// Makes `id->qp` the QP of the id, even if the program set the field itself.
+pub(super) fn adopt_qp(id: Live<CmIdBody>) {
+    if let Ok(found) = qp(get!(id.qp)) {
+        id.id.set_qp(&found);
+    }
+}
+
+/// Returns the parameters of a connection. A null pointer requests the maximum number of Reads.
+pub(super) fn wanted(parameters: In<rdma_conn_param>) -> ConnectParams {
+    let Some(parameters) = parameters.optional() else { return ConnectParams::default() };
+    let reads = |n: u8| (n != RDMA_MAX_RESP_RES).then_some(u16::from(n));
+    // SAFETY: `private_data` is null or points to `private_data_len` bytes (rdma_connect(3)).
+    let private_data =
+        unsafe { bytes(parameters.private_data, parameters.private_data_len.into()) };
+    ConnectParams {
+        private_data: private_data.to_vec(),
+        inbound: reads(parameters.responder_resources),
+        outbound: reads(parameters.initiator_depth),
+        qp: Some(QpId(parameters.qp_num)),
+    }
+}
+
+/// Ends a connection. Queues no event for an id with an undecided request, for a UD id, or after
+/// the program has fetched the event for the end of the connection.
+fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    let found = cm_id(id)?;
+    match found.id.phase() {
+        Phase::Undecided => found.id.disconnect(),
+        Phase::Ended if !found.id.has_events() => Ok(()),
+        _ if found.id.is_ud() => found.id.disconnect(),
+        _ => completed(id, |_, of| of.disconnect()),
+    }
+}
+
+fn establish(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    let id = cm_id(id)?;
+    if !get!(id.qp).is_null() {
+        let reason = format_args!("rdma_establish: the id has a queue pair of its own");
+        return Err(Errno::invalid(reason));
+    }
+    id.id.establish()
+}
+
+/// Does nothing: the daemon has already handled the event. As in the kernel, the call fails for an
+/// id that neither listens nor has begun to connect.
+fn notify(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    match of_device(id)?.id.phase() {
+        phase @ (Phase::Idle | Phase::Bound | Phase::AddressResolved | Phase::RouteResolved) => {
+            Err(Errno::invalid(format_args!("rdma_notify of an id in phase {phase:?}")))
+        }
+        Phase::Listening
+        | Phase::Undecided
+        | Phase::Connecting
+        | Phase::Connected
+        | Phase::Ended => Ok(()),
+    }
+}
+
+entry! {
+    /// rdma_connect(3).
+    cancellable rdma_connect(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> minus_one
+        = connect;
+    /// rdma_disconnect(3).
+    cancellable rdma_disconnect(id: *mut rdma_cm_id) -> minus_one = disconnect;
+    /// rdma_establish(3).
+    plain rdma_establish(id: *mut rdma_cm_id) -> minus_one = establish;
+    /// rdma_notify(3).
+    plain rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> minus_one = |id, _| notify(id);
 }

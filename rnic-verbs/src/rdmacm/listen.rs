@@ -1,12 +1,23 @@
 //! Listening (`rdma_listen(3)`), accepting and rejecting.
 
+use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rnic_client::AcceptOptions;
 
-use super::{ConnectParams, IdBody, Phase};
-use crate::errno::Errno;
+use super::ack::{CmEventBody, acknowledge, acknowledge_own};
+use super::connect::{adopt_qp, wanted};
+use super::events::{self, completed};
+use super::id::{self, CmIdBody, cm_id, show_addresses};
+use super::qp;
+use super::state::{ConnectParams, IdBody, Phase};
+use crate::c::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id, rdma_conn_param};
+use crate::errno::{self, Errno};
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Live, live};
+use crate::ffi::pointers::{In, InOut, Out, bytes, get, set};
+use crate::system;
 
 /// The largest backlog, and the default.
 const BACKLOG: u32 = 1024;
@@ -27,9 +38,9 @@ impl IdBody {
         // The daemon's backlog also counts requests that were fetched but neither accepted nor
         // rejected.
         let undecided = BACKLOG.min(self.device.attributes.max_backlog);
-        self.device.ids.claim_listener(listener.id(), self)?;
+        self.ids().claim_listener(listener.id(), self)?;
         if let Err(error) = listener.listen(undecided) {
-            self.device.ids.forget_listener(listener.id());
+            self.ids().forget_listener(listener.id());
             return Err(error.into());
         }
         state.phase = Phase::Listening;
@@ -45,7 +56,7 @@ impl IdBody {
             let qp = self.qp_to_connect(&state, wanted)?;
             if !self.is_ud() {
                 // Before the request is taken: on failure, the program may retry with another QP.
-                self.device.ids.claim_qp(qp.id(), self)?;
+                self.ids().claim_qp(qp.id(), self)?;
             }
             let Some(request) = state.request.take() else {
                 return Err(no_longer("has no connection request"));
@@ -75,7 +86,7 @@ impl IdBody {
             };
             request.start_accept(qp.client(), &options).inspect_err(|_| {
                 self.attempt_ended();
-                self.device.ids.forget_qp(qp.id(), self);
+                self.ids().forget_qp(qp.id(), self);
             })
         };
         self.decided(accepted)
@@ -138,4 +149,93 @@ const MAX_ANSWER_DATA: usize = 136;
 
 fn no_longer(what: &str) -> Errno {
     Errno::invalid(format_args!("the id {what}"))
+}
+
+fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
+    let found = cm_id(id)?;
+    found.id.listen(backlog)?;
+    show_addresses(found)
+}
+
+fn accept(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> Result<(), Errno> {
+    let accept = |id: Live<CmIdBody>, of: &Arc<IdBody>| {
+        adopt_qp(id);
+        of.accept(&wanted(parameters))
+    };
+    let found = cm_id(id)?;
+    if found.id.is_ud() {
+        // No event follows.
+        accept(found, &found.id)?;
+        decided(found);
+        Ok(())
+    } else {
+        completed(id, accept)
+    }
+}
+
+/// Acknowledges the event that `rdma_get_request(3)` has left in a synchronous id. Otherwise the
+/// listener could not be destroyed.
+fn decided(id: Live<CmIdBody>) {
+    if id.is_synchronous() {
+        acknowledge_own(id);
+    }
+}
+
+fn reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8) -> Result<(), Errno> {
+    let found = cm_id(id)?;
+    // SAFETY: `private_data` is null or points to `length` bytes (rdma_reject(3)).
+    found.id.reject(unsafe { bytes(private_data, length.into()) })?;
+    decided(found);
+    Ok(())
+}
+
+fn get_request(listener: *mut rdma_cm_id, to: Out<*mut rdma_cm_id>) -> Result<(), Errno> {
+    let found = cm_id(listener)?;
+    if !found.is_synchronous() {
+        let reason = format_args!("rdma_get_request: the id has an event channel");
+        return Err(Errno::invalid(reason));
+    }
+    acknowledge_own(found);
+    let event = events::fetch(get!(found.channel))?;
+    let _guard = system::uncancelled();
+    let id = accepted_id(found, event).inspect_err(|_| errno::nothing(acknowledge(event)))?;
+    to.write(id);
+    Ok(())
+}
+
+/// Returns the id of a connection request, with a queue pair if the listener is an endpoint.
+fn accepted_id(listener: Live<CmIdBody>, at: *mut rdma_cm_event) -> Result<*mut rdma_cm_id, Errno> {
+    let event = live::<CmEventBody>(at)?;
+    let kind = get!(event.event);
+    match get!(event.status) {
+        0 if kind == RDMA_CM_EVENT_CONNECT_REQUEST => {}
+        0 => {
+            let reason = format_args!("event {kind} is not a connection request");
+            return Err(Errno::invalid(reason));
+        }
+        status => return Err(events::failed_event(kind, status)),
+    }
+    let new = get!(event.id);
+    let endpoint = listener.endpoint.lock().as_ref().map(|e| (e.pd, e.wanted));
+    if let Some((pd, mut wanted)) = endpoint {
+        let made = qp::create(new, pd.0, InOut::from(&mut wanted));
+        made.inspect_err(|_| errno::nothing(id::destroy(new)))?;
+    }
+    let id = cm_id(new)?;
+    set!(id.event = at);
+    Ok(new)
+}
+
+entry! {
+    /// rdma_listen(3).
+    plain rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> minus_one = listen;
+    /// rdma_accept(3).
+    cancellable rdma_accept(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> minus_one
+        = accept;
+    /// rdma_reject(3).
+    uncancelled rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8)
+        -> minus_one = reject;
+    /// rdma_get_request(3).
+    cancellable rdma_get_request(listener: *mut rdma_cm_id, to: Out<*mut rdma_cm_id>) -> minus_one
+        = get_request;
 }

@@ -1,27 +1,32 @@
 //! Local and peer addresses (`rdma_bind_addr(3)`, `rdma_resolve_addr(3)`).
 
+use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rnic_client::{BindOptions, Listener};
 
+use super::events::completed;
+use super::id::{cm_id, show_addresses};
 use super::port::ReservedPort;
-use super::{IdBody, Phase};
-use crate::c;
+use super::state::{IdBody, Phase};
+use crate::c::{self, rdma_cm_id};
 use crate::errno::Errno;
+use crate::ffi::entry::entry;
+use crate::ffi::socket_address::Address;
 use crate::{log, net};
 
 impl IdBody {
     /// Binds the id to an address (`rdma_bind_addr(3)`). Port 0 selects a free port.
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
-        self.device.ids.check_sources(self, address)?;
+        self.ids().check_sources(self, address)?;
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
         if net::is_multicast_or_broadcast(address.ip()) {
             let reason = format_args!("{} is a multicast or broadcast address", address.ip());
             return Err(Errno::new(libc::EADDRNOTAVAIL, reason));
         }
-        let ids = &self.device.ids;
+        let ids = self.ids();
         let listener = self
             .claim(address, state.family_only)
             .map(Arc::new)
@@ -95,7 +100,7 @@ impl IdBody {
         };
         let bound = Arc::new(bound);
         if state.reuses_address {
-            self.device.ids.allow_reuse(self.kind(), true, &bound);
+            self.ids().allow_reuse(self.kind(), true, &bound);
         }
         state.listener = Some(bound);
         refused.map_or(Ok(()), |error| Err(error.into()))
@@ -145,7 +150,7 @@ impl IdBody {
             state.source_chosen = chosen;
             state.phase = Phase::AddressResolved;
         }
-        self.device.ids.keep_source(self);
+        self.ids().keep_source(self);
         self.push(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
         Ok(())
     }
@@ -160,4 +165,46 @@ impl IdBody {
         self.push(c::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
         Ok(())
     }
+}
+
+/// Binds an id to an address.
+pub(super) fn bind(id: *mut rdma_cm_id, address: Address) -> Result<(), Errno> {
+    let found = cm_id(id)?;
+    found.id.bind(address.read().ok_or_else(no_address)?)?;
+    show_addresses(found)
+}
+
+fn no_address() -> Errno {
+    Errno::invalid(format_args!("the address is null, or its family is not AF_INET or AF_INET6"))
+}
+
+/// Finds the route to a peer. The result is available at once.
+pub(super) fn resolve_address(
+    id: *mut rdma_cm_id,
+    source: Address,
+    peer: Address,
+) -> Result<(), Errno> {
+    cm_id(id)?;
+    let peer = peer.read().ok_or_else(no_address)?;
+    let from = source.read();
+    if from.is_none() && !source.is_null() {
+        return Err(no_address());
+    }
+    completed(id, |_, of| of.resolve_address(from, peer))
+}
+
+pub(super) fn resolve_route(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    completed(id, |_, of| of.resolve_route())
+}
+
+entry! {
+    /// rdma_bind_addr(3).
+    uncancelled rdma_bind_addr(id: *mut rdma_cm_id, address: Address) -> minus_one = bind;
+    /// rdma_resolve_addr(3). The timeout is not used.
+    cancellable rdma_resolve_addr(
+        id: *mut rdma_cm_id, source: Address, peer: Address, timeout_ms: c_int,
+    ) -> minus_one = |id, source, peer, _| resolve_address(id, source, peer);
+    /// rdma_resolve_route(3). The timeout is not used.
+    cancellable rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> minus_one
+        = |id, _| resolve_route(id);
 }

@@ -10,30 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{ConnectParams, IdBody};
-
-/// Time after which a refusal is reported.
-const GRACE: Duration = Duration::from_millis(500);
-/// Pause before the next attempt.
-const PAUSE: Duration = Duration::from_millis(10);
-
-/// A connection attempt and its deadline.
-#[derive(Clone)]
-pub(super) struct Attempt {
-    pub(super) wanted: ConnectParams,
-    until: Instant,
-}
-
-impl Attempt {
-    pub(super) fn new(wanted: &ConnectParams) -> Self {
-        Attempt { wanted: wanted.clone(), until: Instant::now() + GRACE }
-    }
-
-    /// Returns true if it is too early to report a refusal.
-    pub(super) fn can_retry(&self) -> bool {
-        Instant::now() + PAUSE < self.until
-    }
-}
+use super::state::{IdBody, RETRY_PAUSE};
 
 /// Ids that will connect again, ordered by due time.
 #[derive(Default)]
@@ -43,7 +20,7 @@ pub(crate) struct Retries {
 
 impl Retries {
     pub(super) fn add(&self, id: &Arc<IdBody>) {
-        self.waiting.lock().push((Instant::now() + PAUSE, Arc::downgrade(id)));
+        self.waiting.lock().push((Instant::now() + RETRY_PAUSE, Arc::downgrade(id)));
     }
 
     /// Returns the time until the next attempt is due, or `None` if there are none.

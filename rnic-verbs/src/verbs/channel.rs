@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use rnic_client::CompletionChannel;
 
-use crate::c;
+use crate::c::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Kind};
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Body, Foreign, Kind, live, publish, withdraw};
 use crate::system;
-use crate::verbs::context::ContextBody;
-use crate::verbs::cq::CqBody;
+use crate::verbs::context::{ContextBody, context};
 use crate::verbs::device::Device;
 
 /// A completion channel. The daemon writes events to its descriptor.
@@ -23,7 +23,7 @@ pub(crate) struct ChannelBody {
 }
 
 impl Body for Arc<ChannelBody> {
-    type Head = c::ibv_comp_channel;
+    type Head = ibv_comp_channel;
     const KIND: Kind = Kind::CompletionChannel;
 }
 
@@ -61,9 +61,9 @@ impl ChannelBody {
         }
     }
 
-    /// Returns the next CQ that has an event (`ibv_get_cq_event(3)`). Waits for it unless the
-    /// descriptor is non-blocking.
-    pub(crate) fn next(&self) -> Result<Arc<CqBody>, Errno> {
+    /// Returns the pointer to the next CQ that has an event (`ibv_get_cq_event(3)`). Waits for it
+    /// unless the descriptor is non-blocking.
+    pub(crate) fn next(&self) -> Result<Foreign<ibv_cq>, Errno> {
         loop {
             let mut record = [0; CompletionChannel::RECORD_LEN];
             let n = system::receive_packet(self.fd(), &mut record)?;
@@ -72,13 +72,28 @@ impl ChannelBody {
                 Errno::new(libc::EIO, format_args!("the daemon has closed the completion channel"))
             })?;
             // Skips events of destroyed CQs. Destroying a CQ waits for events that are counted.
-            let counted = |cq: &Arc<CqBody>| {
-                cq.completion_events.handed_out();
-                cq.clone()
-            };
-            if let Some(cq) = self.device.with_cq(cq, counted) {
+            if let Some(cq) = self.device.with_cq(cq, |cq| cq.hand_out_event()) {
                 return Ok(cq);
             }
         }
     }
+}
+
+pub(crate) fn create(of: *mut ibv_context) -> Result<*mut ibv_comp_channel, Errno> {
+    let channel = ChannelBody::create(&*context(of)?)?;
+    let head = ibv_comp_channel { context: of, fd: channel.fd(), refcnt: 0 };
+    Ok(publish(head, channel).as_ptr())
+}
+
+pub(crate) fn destroy(channel: *mut ibv_comp_channel) -> Result<(), Errno> {
+    live::<Arc<ChannelBody>>(channel)?.check_unused()?;
+    // SAFETY: no thread uses `channel`, now or later (ibv_destroy_comp_channel(3)).
+    unsafe { withdraw::<Arc<ChannelBody>>(channel) }.map(drop)
+}
+
+entry! {
+    /// ibv_create_comp_channel(3).
+    uncancelled ibv_create_comp_channel(of: *mut ibv_context) -> pointer<ibv_comp_channel> = create;
+    /// ibv_destroy_comp_channel(3).
+    uncancelled ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> status = destroy;
 }

@@ -1,13 +1,10 @@
-//! The device of this process: one session with the daemon, and all objects created with it.
-//!
-//! It lives as long as anything that uses it: a device list, a context, an event channel, an id. A
-//! child created by `fork` starts without a device, and must not touch its parent's.
+//! The device: one session with the daemon, and all objects created with it.
 
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use rnic_client::{CompletionChannel, Context, CqId, DeviceAttributes, QpId, SrqId};
@@ -16,12 +13,9 @@ use crate::c;
 use crate::errno::Errno;
 use crate::ffi::handles::{Foreign, Kind, add, remove, zeroed};
 use crate::memory::regions::Regions;
-use crate::rdmacm;
 use crate::verbs::async_events::{AsyncEvent, AsyncEvents};
-use crate::verbs::cq::CqBody;
 use crate::verbs::gid_table::GidTable;
-use crate::verbs::qp::QpBody;
-use crate::verbs::srq::SrqBody;
+use crate::verbs::registry::{AnyCq, AnyQp, AnySrq, ConnectionManager};
 
 /// A session with the daemon, and the objects created with it.
 pub(crate) struct Device {
@@ -36,10 +30,10 @@ pub(crate) struct Device {
     silent: Mutex<Option<CompletionChannel>>,
     /// GID table of the RoCE device.
     pub(crate) gids: GidTable,
-    pub(crate) cqs: RwLock<HashMap<CqId, Arc<CqBody>>>,
-    pub(crate) qps: RwLock<HashMap<QpId, Arc<QpBody>>>,
-    pub(crate) srqs: RwLock<HashMap<SrqId, Arc<SrqBody>>>,
-    pub(crate) ids: rdmacm::Ids,
+    pub(crate) cqs: RwLock<HashMap<CqId, Arc<dyn AnyCq>>>,
+    pub(crate) qps: RwLock<HashMap<QpId, Arc<dyn AnyQp>>>,
+    pub(crate) srqs: RwLock<HashMap<SrqId, Arc<dyn AnySrq>>>,
+    pub(crate) connections: OnceLock<Box<dyn ConnectionManager>>,
     pub(crate) regions: Regions,
     /// Default objects for ids, by device.
     defaults: [Defaults; 2],
@@ -67,27 +61,16 @@ unsafe impl Send for DeviceBlock {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceBlock {}
 
-static CURRENT: Mutex<Option<(u32, Weak<Device>)>> = Mutex::new(None);
-
 impl Device {
-    /// Returns the device of this process. Opens it if necessary.
-    pub(crate) fn open() -> Result<Arc<Device>, Errno> {
-        let owner = std::process::id();
-        let mut current = CURRENT.lock();
-        if let Some((of, device)) = &*current
-            && *of == owner
-            && let Some(device) = device.upgrade()
-            && device.is_usable()
-        {
-            return Ok(device);
-        }
+    /// Opens a session with the daemon.
+    pub(crate) fn connect() -> Result<Device, Errno> {
         let context = Context::open()?;
         let attributes = context.device()?;
         let heads = KINDS.map(|kind| {
             Box::new(DeviceBlock { device: head(&attributes, kind), padding: [0; 16] })
         });
-        let device = Arc::new(Device {
-            owner,
+        let device = Device {
+            owner: std::process::id(),
             context,
             attributes,
             heads,
@@ -97,25 +80,15 @@ impl Device {
             cqs: RwLock::default(),
             qps: RwLock::default(),
             srqs: RwLock::default(),
-            ids: rdmacm::Ids::default(),
+            connections: OnceLock::new(),
             regions: Regions::default(),
             defaults: KINDS.map(|_| Defaults {
                 context: Mutex::new(Foreign::NULL),
                 pd: Mutex::new(Foreign::NULL),
             }),
-        });
+        };
         KINDS.iter().for_each(|kind| add(Kind::Device, device.head(*kind).0.addr()));
-        *current = Some((owner, Arc::downgrade(&device)));
-        drop(current);
-        crate::verbs::event_thread::listen(&device)?;
         Ok(device)
-    }
-
-    /// Returns the device and the kind for a C pointer, if it belongs to the current device.
-    pub(crate) fn with_head(head: *const c::ibv_device) -> Option<(Arc<Device>, DeviceKind)> {
-        let device = CURRENT.lock().as_ref().and_then(|(_, device)| device.upgrade())?;
-        let kind = KINDS.into_iter().find(|kind| std::ptr::eq(device.head(*kind).0, head))?;
-        Some((device, kind))
     }
 
     /// Returns true if this process opened the device.
@@ -171,27 +144,24 @@ impl Device {
         c::ibv_gid { raw: address.octets() }
     }
 
-    /// Calls `does` with a CQ. The CQ cannot be removed from the device during the call.
-    pub(crate) fn with_cq<T>(&self, id: CqId, does: impl FnOnce(&Arc<CqBody>) -> T) -> Option<T> {
-        self.cqs.read().get(&id).map(does)
+    /// Returns connection management, if the program uses it.
+    pub(crate) fn connections(&self) -> Option<&dyn ConnectionManager> {
+        self.connections.get().map(|connections| &**connections)
     }
 
-    pub(crate) fn qp(&self, id: QpId) -> Option<Arc<QpBody>> {
-        self.qps.read().get(&id).cloned()
+    /// Calls `does` with a CQ. The CQ cannot be removed from the device during the call.
+    pub(crate) fn with_cq<T>(&self, id: CqId, does: impl FnOnce(&dyn AnyCq) -> T) -> Option<T> {
+        self.cqs.read().get(&id).map(|cq| does(&**cq))
     }
 
     /// Like [`with_cq`](Self::with_cq), for a QP.
-    pub(crate) fn with_qp<T>(&self, id: QpId, does: impl FnOnce(&Arc<QpBody>) -> T) -> Option<T> {
-        self.qps.read().get(&id).map(does)
+    pub(crate) fn with_qp<T>(&self, id: QpId, does: impl FnOnce(&dyn AnyQp) -> T) -> Option<T> {
+        self.qps.read().get(&id).map(|qp| does(&**qp))
     }
 
     /// Like [`with_cq`](Self::with_cq), for an SRQ.
-    pub(crate) fn with_srq<T>(
-        &self,
-        id: SrqId,
-        does: impl FnOnce(&Arc<SrqBody>) -> T,
-    ) -> Option<T> {
-        self.srqs.read().get(&id).map(does)
+    pub(crate) fn with_srq<T>(&self, id: SrqId, does: impl FnOnce(&dyn AnySrq) -> T) -> Option<T> {
+        self.srqs.read().get(&id).map(|srq| does(&**srq))
     }
 
     /// Registers the event queue of a new context.
@@ -213,7 +183,7 @@ impl Device {
     pub(crate) fn gids_changed(&self) {
         self.gids.invalidate();
         for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
-            let event = AsyncEvent::of_port(c::IBV_EVENT_GID_CHANGE);
+            let event = AsyncEvent::of_port(PORT, c::IBV_EVENT_GID_CHANGE);
             events.push_unless(event, |waiting| waiting.kind == c::IBV_EVENT_GID_CHANGE);
         }
     }
@@ -279,6 +249,12 @@ impl DeviceKind {
         }
     }
 }
+
+/// Number of the device's only port.
+pub(crate) const PORT: u8 = 1;
+
+/// Number of completion vectors of the device.
+pub(crate) const VECTORS: u32 = 1;
 
 /// Both devices.
 pub(crate) const KINDS: [DeviceKind; 2] = [DeviceKind::Iwarp, DeviceKind::Roce];

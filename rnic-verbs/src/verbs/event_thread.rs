@@ -10,7 +10,7 @@ use rnic_client::{Context, Event};
 
 use crate::errno::Errno;
 use crate::verbs::device::Device;
-use crate::{c, log, rdmacm};
+use crate::{c, log};
 
 /// Starts the thread for a device. It ends when the device is dropped or the daemon is gone.
 pub(crate) fn listen(device: &Arc<Device>) -> Result<(), Errno> {
@@ -23,10 +23,12 @@ pub(crate) fn listen(device: &Arc<Device>) -> Result<(), Errno> {
 
 fn run(context: &Context, device: &Weak<Device>) {
     loop {
-        let due = device.upgrade().and_then(|device| device.ids.retries.due_in());
+        let due = device.upgrade().and_then(|device| device.connections()?.due_in());
         let event = context.next_event(due);
         let Some(device) = device.upgrade() else { return };
-        device.ids.retries.run();
+        if let Some(connections) = device.connections() {
+            connections.run_due();
+        }
         match event {
             Ok(Some(event)) => deliver(&device, event),
             Ok(None) => {}
@@ -55,7 +57,7 @@ fn deliver(device: &Arc<Device>, event: Event) {
         Event::QpFatal { qp, ref reason, .. } => {
             log::debug(|| format!("QP {qp}: {reason}"));
             device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_FATAL));
-            rdmacm::deliver(device, event);
+            manage(device, event);
         }
         Event::CommunicationEstablished { qp, .. } => {
             device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_COMM_EST));
@@ -73,12 +75,21 @@ fn deliver(device: &Arc<Device>, event: Event) {
         Event::GidsChanged => device.gids_changed(),
         Event::EventsLost { count } => {
             log::debug(|| format!("{count} events were lost"));
-            device.ids.events_lost();
+            if let Some(connections) = device.connections() {
+                connections.events_lost();
+            }
             // They may have included a change of the table.
             device.gids.invalidate();
         }
         Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),
-        event => rdmacm::deliver(device, event),
+        event => manage(device, event),
+    }
+}
+
+/// Passes an event to connection management.
+fn manage(device: &Device, event: Event) {
+    if let Some(connections) = device.connections() {
+        connections.deliver(&device.context, event);
     }
 }
 
@@ -87,5 +98,7 @@ fn daemon_gone(device: &Arc<Device>) {
     // The check sets the state that polling threads read.
     let _ = device.is_usable();
     device.push_device_fatal();
-    rdmacm::daemon_gone(device);
+    if let Some(connections) = device.connections() {
+        connections.daemon_gone();
+    }
 }

@@ -1,5 +1,5 @@
 //! The objects of `<infiniband/verbs.h>`. Each has one file or folder, with its body and its C
-//! functions.
+//! functions. [`ops`] lists the operations that C finds in objects.
 
 pub(crate) mod ah;
 pub(crate) mod async_events;
@@ -7,13 +7,16 @@ pub(crate) mod channel;
 pub(crate) mod context;
 pub(crate) mod cq;
 pub(crate) mod device;
-pub(crate) mod device_filter;
+pub(crate) mod device_list;
 mod event_thread;
 mod gid_table;
-pub(crate) mod memory;
 pub(crate) mod mr;
 pub(crate) mod mw;
+pub(crate) mod open;
+mod ops;
 pub(crate) mod pd;
 pub(crate) mod qp;
+pub(crate) mod registry;
 mod section;
+pub(crate) mod session;
 pub(crate) mod srq;

@@ -1,15 +1,19 @@
 //! Memory regions (`ibv_reg_mr(3)`), which may be any range of the program's memory.
 
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rnic_client::{Access, MrOptions, ProgramMr, ProgramRange, Scope};
 
-use crate::c;
+use crate::c::{self, ibv_mr, ibv_pd, ibv_sge};
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Kind};
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Body, Kind, Live, OfContext, live, publish, withdraw};
+use crate::ffi::pointers::{get, set};
 use crate::memory::maps;
 use crate::memory::regions::Region;
+use crate::verbs::context::check_same;
 use crate::verbs::pd::{PdBody, PdUser};
 
 /// A memory region.
@@ -28,6 +32,9 @@ impl Body for MrBody {
     type Head = c::ibv_mr;
     const KIND: Kind = Kind::Mr;
 }
+
+// SAFETY: the head begins with its context.
+unsafe impl OfContext for MrBody {}
 
 /// Parameters of a registration.
 pub(crate) struct MrParams {
@@ -153,4 +160,174 @@ impl Drop for Registered {
     fn drop(&mut self) {
         self.pd.device().regions.remove(self.mr.stag().0);
     }
+}
+
+/// Registers a memory range.
+fn register(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: Option<u64>,
+    access: c_uint,
+) -> Result<*mut ibv_mr, Errno> {
+    let found = live::<Arc<PdBody>>(pd)?;
+    let mr = MrBody::register(&found, &MrParams { range: range(address, length)?, iova, access })?;
+    let (handle, key) = mr.numbers();
+    let context = get!(found.context);
+    let head = ibv_mr { context, pd, addr: address, length, handle, lkey: key, rkey: key };
+    Ok(publish(head, mr).as_ptr())
+}
+
+fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
+    // SAFETY: by registering the range, the program allows others to write it; it is memory of the
+    // program and not of this library.
+    unsafe { ProgramRange::new(address as u64, length as u64) }.ok_or_else(|| {
+        let reason = format_args!("{length} bytes at {address:p} are not a valid memory range");
+        Errno::invalid(reason)
+    })
+}
+
+fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> Result<*mut ibv_mr, Errno> {
+    register(pd, address, length, None, access.cast_unsigned())
+}
+
+fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr, Errno> {
+    register(pd, address, length, Some(iova), access)
+}
+
+/// Changes a region, which keeps its keys. Returns `IBV_REREG_MR_ERR_INPUT` if `mr` is invalid or
+/// [`check_change`] fails, and `IBV_REREG_MR_ERR_CMD` for all other errors. After either, the old
+/// region is unchanged.
+fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let flags = flags.cast_unsigned();
+    let checked = live::<MrBody>(mr).and_then(|old| {
+        check_change(flags, address, length, access)?;
+        Ok(old)
+    });
+    let old = match checked {
+        Ok(old) => old,
+        Err(errno) => {
+            errno.report();
+            return c::IBV_REREG_MR_ERR_INPUT;
+        }
+    };
+    match change(old, flags, pd, (address, length), access.cast_unsigned()) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.report();
+            c::IBV_REREG_MR_ERR_CMD
+        }
+    }
+}
+
+fn change(
+    mr: Live<MrBody>,
+    flags: c_uint,
+    pd: *mut ibv_pd,
+    moved: (*mut c_void, usize),
+    access: c_uint,
+) -> Result<(), Errno> {
+    let pd = if flags & c::IBV_REREG_MR_CHANGE_PD != 0 { pd } else { get!(mr.pd) };
+    let ((address, length), iova) = match flags & c::IBV_REREG_MR_CHANGE_TRANSLATION {
+        0 => ((get!(mr.addr), get!(mr.length)), Some(mr.iova())),
+        _ => (moved, None),
+    };
+    let access = match flags & c::IBV_REREG_MR_CHANGE_ACCESS {
+        0 => mr.access(),
+        _ => access,
+    };
+    let found = live::<Arc<PdBody>>(pd)?;
+    check_same(Kind::Pd, get!(found.context), get!(mr.context))?;
+    if flags == 0 {
+        return Err(Errno::invalid(format_args!("ibv_rereg_mr flags are 0")));
+    }
+    mr.replace(&found, &MrParams { range: range(address, length)?, iova, access })?;
+    set!(mr.pd = pd);
+    set!(mr.addr = address);
+    set!(mr.length = length);
+    Ok(())
+}
+
+/// Performs the checks that libibverbs itself performs before it calls the device.
+fn check_change(
+    flags: c_uint,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> Result<(), Errno> {
+    let unknown = flags & !c::IBV_REREG_MR_FLAGS_SUPPORTED;
+    if unknown != 0 {
+        let reason = format_args!("ibv_rereg_mr flags {flags:#x}: {unknown:#x} is unknown");
+        return Err(Errno::invalid(reason));
+    }
+    if flags & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0 && (address.is_null() || length == 0) {
+        let reason = format_args!("CHANGE_TRANSLATION with {length} bytes at {address:p}");
+        return Err(Errno::invalid(reason));
+    }
+    if flags & c::IBV_REREG_MR_CHANGE_ACCESS == 0 && access != 0 {
+        let reason = format_args!("access {access:#x}, but flags lack IBV_REREG_MR_CHANGE_ACCESS");
+        return Err(Errno::invalid(reason));
+    }
+    Ok(())
+}
+
+fn dereg(mr: *mut ibv_mr) -> Result<(), Errno> {
+    live::<MrBody>(mr)?.deregister()?;
+    // SAFETY: no thread uses `mr`, now or later (ibv_dereg_mr(3)).
+    unsafe { withdraw::<MrBody>(mr) }.map(drop)
+}
+
+/// Fails: only devices with page tables of their own take advice.
+fn advise(
+    _pd: *mut ibv_pd,
+    _advice: c_uint,
+    _flags: c_uint,
+    _list: *mut ibv_sge,
+    _count: c_uint,
+) -> Result<(), Errno> {
+    Err(Errno::unsupported(format_args!("ibv_advise_mr: the device has no page tables")))
+}
+
+entry! {
+    /// ibv_reg_mr(3).
+    uncancelled ibv_reg_mr(
+        pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int,
+    ) -> pointer<ibv_mr> = reg_mr;
+    /// ibv_reg_mr_iova(3).
+    uncancelled ibv_reg_mr_iova(
+        pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint,
+    ) -> pointer<ibv_mr> = reg_mr_iova;
+    /// ibv_reg_mr(3), called by programs built since 2020, which may pass hints.
+    uncancelled ibv_reg_mr_iova2(
+        pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint,
+    ) -> pointer<ibv_mr> = reg_mr_iova;
+    /// ibv_rereg_mr(3).
+    uncancelled ibv_rereg_mr(
+        mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, address: *mut c_void, length: usize,
+        access: c_int,
+    ) -> value<c_int> = rereg_mr;
+    /// ibv_dereg_mr(3).
+    uncancelled ibv_dereg_mr(mr: *mut ibv_mr) -> status = dereg;
+    /// ibv_advise_mr(3).
+    plain advise_mr(
+        pd: *mut ibv_pd, advice: c_uint, flags: c_uint, list: *mut ibv_sge, count: c_uint,
+    ) -> status = advise;
 }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rnic_client::{MemoryWindow, WindowKind};
 
-use crate::c;
+use crate::c::{self, ibv_mw, ibv_mw_type, ibv_pd};
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Kind};
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw};
+use crate::ffi::pointers::get;
 use crate::verbs::device::DeviceKind;
 use crate::verbs::pd::{PdBody, PdUser};
 
@@ -20,12 +22,15 @@ pub(crate) struct MwBody {
 }
 
 impl Body for MwBody {
-    type Head = c::ibv_mw;
+    type Head = ibv_mw;
     const KIND: Kind = Kind::Mw;
 }
 
+// SAFETY: the head begins with its context.
+unsafe impl OfContext for MwBody {}
+
 impl MwBody {
-    pub(crate) fn allocate(pd: &Arc<PdBody>, kind: c::ibv_mw_type) -> Result<MwBody, Errno> {
+    pub(crate) fn allocate(pd: &Arc<PdBody>, kind: ibv_mw_type) -> Result<MwBody, Errno> {
         let kind = match kind {
             c::IBV_MW_TYPE_1 => WindowKind::Type1,
             c::IBV_MW_TYPE_2 => WindowKind::Type2,
@@ -138,6 +143,26 @@ const ACCESS: u32 = c::IBV_ACCESS_LOCAL_WRITE
 
 /// Bits of an R_Key that the program chooses.
 const TAG: u32 = 0xff;
+
+fn alloc(pd: *mut ibv_pd, kind: ibv_mw_type) -> Result<*mut ibv_mw, Errno> {
+    let found = live::<Arc<PdBody>>(pd)?;
+    let mw = MwBody::allocate(&found, kind)?;
+    let (handle, rkey) = mw.numbers();
+    let head = ibv_mw { context: get!(found.context), pd, rkey, handle, type_: kind };
+    Ok(publish(head, mw).as_ptr())
+}
+
+fn dealloc(mw: *mut ibv_mw) -> Result<(), Errno> {
+    // SAFETY: no thread uses `mw`, now or later (ibv_dealloc_mw(3)).
+    unsafe { withdraw::<MwBody>(mw) }.map(drop)
+}
+
+entry! {
+    /// ibv_alloc_mw(3).
+    uncancelled alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> pointer<ibv_mw> = alloc;
+    /// ibv_dealloc_mw(3).
+    uncancelled dealloc_mw(mw: *mut ibv_mw) -> status = dealloc;
+}
 
 #[cfg(test)]
 mod tests {

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rnic_client::Pd;
 
-use crate::c;
+use crate::c::{ibv_context, ibv_pd};
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Kind};
-use crate::verbs::context::ContextBody;
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw};
+use crate::verbs::context::{ContextBody, context};
 use crate::verbs::device::{Device, DeviceKind};
 
 /// A protection domain.
@@ -22,9 +23,12 @@ pub(crate) struct PdBody {
 }
 
 impl Body for Arc<PdBody> {
-    type Head = c::ibv_pd;
+    type Head = ibv_pd;
     const KIND: Kind = Kind::Pd;
 }
+
+// SAFETY: the head begins with its context.
+unsafe impl OfContext for Arc<PdBody> {}
 
 impl PdBody {
     pub(crate) fn allocate(context: &ContextBody) -> Result<Arc<PdBody>, Errno> {
@@ -81,4 +85,23 @@ impl Drop for PdUser {
     fn drop(&mut self) {
         self.0.users.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+pub(crate) fn alloc(of: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
+    let pd = PdBody::allocate(&*context(of)?)?;
+    let head = ibv_pd { context: of, handle: pd.client().id().0 };
+    Ok(publish(head, pd).as_ptr())
+}
+
+fn dealloc(pd: *mut ibv_pd) -> Result<(), Errno> {
+    live::<Arc<PdBody>>(pd)?.check_unused()?;
+    // SAFETY: no thread uses `pd`, now or later (ibv_dealloc_pd(3)).
+    unsafe { withdraw::<Arc<PdBody>>(pd) }.map(drop)
+}
+
+entry! {
+    /// ibv_alloc_pd(3).
+    uncancelled ibv_alloc_pd(of: *mut ibv_context) -> pointer<ibv_pd> = alloc;
+    /// ibv_dealloc_pd(3).
+    uncancelled ibv_dealloc_pd(pd: *mut ibv_pd) -> status = dealloc;
 }

@@ -65,6 +65,7 @@ pub struct ibv_ah {
 }
 
 /// Header before the data of a datagram. The library does not read its fields through this type.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_grh {
     pub bytes: [u8; GRH_LEN],

@@ -17,7 +17,8 @@ pub struct ibv_context_ops {
     pub _compat_rereg_mr: Unserved,
     pub _compat_dereg_mr: Unserved,
     pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw>,
-    pub bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
+    pub bind_mw:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *const ibv_mw_bind) -> c_int>,
     pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     pub _compat_create_cq: Unserved,
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,

@@ -36,7 +36,7 @@ pub struct ibv_cq_ex {
     pub comp_mask: u32,
     pub status: ibv_wc_status,
     pub wr_id: u64,
-    pub start_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int>,
+    pub start_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex, *const ibv_poll_cq_attr) -> c_int>,
     pub next_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int>,
     pub end_poll: Option<unsafe extern "C" fn(*mut ibv_cq_ex)>,
     pub read_opcode: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> ibv_wc_opcode>,

@@ -1,7 +1,7 @@
 //! Objects that C holds pointers to.
 //!
 //! A verbs object is a C structure, the head, that programs read and partly write, followed by a
-//! body. C holds a pointer to the head; [`live`] returns the body. The library never forms a
+//! body. C holds a pointer to the head; [`live`] finds the object. The library never forms a
 //! reference to a published head, because the program may write it at any time.
 //!
 //! [`table`] lists the live objects. The library refuses a pointer to anything else, destroyed
@@ -13,10 +13,12 @@ mod table;
 
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
+use std::ops::Deref;
 use std::ptr::{NonNull, with_exposed_provenance, with_exposed_provenance_mut};
 
 use crate::c;
 use crate::errno::Errno;
+use crate::ffi::pointers::Fields;
 
 pub(crate) use table::{Kind, add, is_live, remove};
 
@@ -61,35 +63,51 @@ pub(crate) fn all_of<B: OfContext>(context: *mut c::ibv_context) -> Vec<*mut B::
     table::all(B::KIND, of_context).into_iter().map(with_exposed_provenance_mut).collect()
 }
 
-/// Returns the body of the object that a C pointer refers to.
+/// A live object.
+pub(crate) struct Live<B: Body>(NonNull<Object<B>>);
+
+impl<B: Body> Clone for Live<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Body> Copy for Live<B> {}
+
+impl<B: Body> Deref for Live<B> {
+    type Target = B;
+
+    fn deref(&self) -> &B {
+        // SAFETY: `publish` created the object. The caller of `withdraw` guarantees that no `Live`
+        // is used any more. Only the body is referenced, which C does not access.
+        unsafe { &(*self.0.as_ptr()).body }
+    }
+}
+
+// SAFETY: the head is part of the object, which is live as for `deref`, and is only accessed by
+// pointers.
+unsafe impl<B: Body> Fields for Live<B> {
+    type C = B::Head;
+
+    fn at(&self) -> *mut B::Head {
+        self.0.as_ptr().cast()
+    }
+}
+
+/// Returns the object that a C pointer refers to.
 ///
 /// # Errors
 ///
 /// `EINVAL` if the pointer is null, `ENOENT` if it refers to no live object of this kind.
-///
-/// # Safety
-///
-/// No other thread destroys the object while the result is in use, as the manual pages require.
-pub(crate) unsafe fn live<'a, B: Body>(head: *const B::Head) -> Result<&'a B, Errno> {
+pub(crate) fn live<B: Body>(head: *const B::Head) -> Result<Live<B>, Errno> {
     check::<B>(head)?;
-    // SAFETY: `publish` created it and `withdraw` has not taken it; the caller guarantees that this
-    // holds while the result is in use. Only the body is referenced, which C does not access.
-    Ok(unsafe { &(*head.cast::<Object<B>>()).body })
+    // The object starts with its head. `check` has refused null.
+    Ok(Live(NonNull::new(head.cast_mut().cast()).ok_or_else(|| not_live(B::KIND, 0))?))
 }
 
 /// Like [`live`], but accepts a null pointer.
-///
-/// # Safety
-///
-/// The same as for [`live`].
-pub(crate) unsafe fn live_or_null<'a, B: Body>(
-    head: *const B::Head,
-) -> Result<Option<&'a B>, Errno> {
-    if head.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe { live(head) }.map(Some)
+pub(crate) fn live_or_null<B: Body>(head: *const B::Head) -> Result<Option<Live<B>>, Errno> {
+    if head.is_null() { Ok(None) } else { live(head).map(Some) }
 }
 
 fn check<B: Body>(head: *const B::Head) -> Result<(), Errno> {
@@ -116,7 +134,8 @@ fn not_live(kind: Kind, address: usize) -> Errno {
 ///
 /// # Safety
 ///
-/// No other thread uses the object, now or later.
+/// No thread uses the object during the call or later, which the manual pages require of programs:
+/// every [`Live`] of it is out of use.
 pub(crate) unsafe fn withdraw<B: Body>(head: *mut B::Head) -> Result<B, Errno> {
     check::<B>(head)?;
     if !table::remove(B::KIND, head.addr()) {
@@ -133,7 +152,8 @@ pub(crate) unsafe fn withdraw<B: Body>(head: *mut B::Head) -> Result<B, Errno> {
     }
 }
 
-/// A pointer of the program. The library stores, compares and returns it; only C functions follow it.
+/// A pointer of the program. The library stores, compares and returns it; only C functions follow
+/// it.
 #[derive(Debug)]
 pub(crate) struct Foreign<T>(pub(crate) *mut T);
 
@@ -168,39 +188,38 @@ unsafe impl<T> Sync for Foreign<T> {}
 ///
 /// # Safety
 ///
-/// The type consists of numbers, pointers, `Option`s of function pointers, and such structures.
+/// The type consists of numbers, pointers, `Option`s of function pointers, and structures and
+/// unions of these.
 pub(crate) unsafe trait Plain {}
 
 macro_rules! plain {
     ($($name:ident),* $(,)?) => {
         $(
-            // SAFETY: a structure of the C API with numbers, pointers and optional functions only.
+            // SAFETY: a type of the C API with numbers, pointers and optional functions only.
             unsafe impl Plain for c::$name {}
         )*
     };
 }
 
 plain!(
-    ibv_ah,
     ibv_ah_attr,
     ibv_async_event,
-    ibv_comp_channel,
     ibv_cq_ex,
     ibv_device,
     ibv_device_attr,
     ibv_device_attr_ex,
-    ibv_mr,
-    ibv_mw,
-    ibv_pd,
     ibv_port_attr,
     ibv_qp_attr,
     ibv_qp_ex,
     ibv_qp_init_attr_ex,
     ibv_sa_path_rec,
     ibv_srq,
+    ibv_send_wr,
     rdma_addrinfo,
     rdma_cm_event,
     rdma_cm_id,
+    rdma_conn_param,
+    rdma_sockaddr,
     rdma_ud_param,
     verbs_context,
 );

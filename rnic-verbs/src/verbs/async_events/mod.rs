@@ -1,11 +1,12 @@
 //! Asynchronous events (`ibv_get_async_event(3)`), and the count of unacknowledged events.
 
+pub(crate) mod entry;
+
 use parking_lot::{Condvar, Mutex};
 
 use crate::c;
 use crate::event_queue::EventQueue;
 use crate::ffi::handles::Foreign;
-use crate::verbs::context::PORT;
 
 /// Asynchronous events of one context.
 pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
@@ -22,10 +23,10 @@ impl AsyncEvent {
         AsyncEvent { element: Foreign(element.0.cast()), kind }
     }
 
-    /// An event of the device's only port.
-    pub(crate) fn of_port(kind: c::ibv_event_type) -> Self {
+    /// An event of a port.
+    pub(crate) fn of_port(port: u8, kind: c::ibv_event_type) -> Self {
         // C reads it as the `port_num` of the union.
-        let element = std::ptr::without_provenance_mut(PORT.into());
+        let element = std::ptr::without_provenance_mut(port.into());
         AsyncEvent { element: Foreign(element), kind }
     }
 

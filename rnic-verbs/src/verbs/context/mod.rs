@@ -1,8 +1,10 @@
 //! Open devices (`ibv_open_device(3)`) and their attributes.
 
-pub(crate) mod entry;
+pub(crate) mod query;
 
+use std::mem::offset_of;
 use std::os::fd::RawFd;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use rnic_client::GidRow;
@@ -10,11 +12,18 @@ use rnic_client::GidRow;
 use crate::c;
 use crate::errno::Errno;
 use crate::event_queue::EventQueue;
-use crate::ffi::handles::zeroed;
+use crate::ffi::handles::{Body, Kind, Live, live, zeroed};
 use crate::net;
 use crate::verbs::async_events::AsyncEvents;
-use crate::verbs::cq::VECTORS;
-use crate::verbs::device::{Device, DeviceKind, copy_name};
+use crate::verbs::device::{Device, DeviceKind, PORT, VECTORS, copy_name};
+
+/// Sets the operations of new objects, which inline functions of the C headers call.
+pub(crate) struct Operations {
+    pub(crate) context: fn(&mut c::verbs_context),
+    pub(crate) cq: fn(&mut c::ibv_cq_ex),
+    /// Takes the `send_ops_flags` of the QP.
+    pub(crate) qp: fn(&mut c::ibv_qp_ex, u64),
+}
 
 /// A context. All contexts of a process share one session with the daemon.
 pub(crate) struct ContextBody {
@@ -22,21 +31,59 @@ pub(crate) struct ContextBody {
     /// Device of the context.
     kind: DeviceKind,
     async_events: Arc<AsyncEvents>,
+    operations: &'static Operations,
 }
 
-/// Number of the device's only port.
-pub(crate) const PORT: u8 = 1;
+impl Body for ContextBody {
+    type Head = c::verbs_context;
+    const KIND: Kind = Kind::Context;
+}
+
+/// Returns the context of a C pointer, which points to the last field of the structure.
+pub(crate) fn context(of: *mut c::ibv_context) -> Result<Live<ContextBody>, Errno> {
+    live(start(of))
+}
+
+/// Returns the structure that contains a context, or null for a null pointer.
+pub(crate) fn start(of: *mut c::ibv_context) -> *mut c::verbs_context {
+    if of.is_null() {
+        return null_mut();
+    }
+    of.wrapping_byte_sub(offset_of!(c::verbs_context, context)).cast()
+}
+
+/// Checks that an object belongs to the same context as the object that uses it.
+///
+/// # Errors
+///
+/// `EINVAL` otherwise. The kernel likewise accepts only objects of the same file descriptor.
+pub(crate) fn check_same(
+    what: Kind,
+    of: *mut c::ibv_context,
+    expected: *mut c::ibv_context,
+) -> Result<(), Errno> {
+    if of == expected {
+        Ok(())
+    } else {
+        Err(Errno::invalid(format_args!("the {what} belongs to another device context")))
+    }
+}
+
 /// Largest path MTU that a QP may request (`max_mtu`). The TCP stream has its own segment size.
 pub(crate) const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
 
 impl ContextBody {
-    pub(crate) fn open(device: Arc<Device>, kind: DeviceKind) -> Result<ContextBody, Errno> {
+    pub(crate) fn open(
+        device: Arc<Device>,
+        kind: DeviceKind,
+        operations: &'static Operations,
+    ) -> Result<ContextBody, Errno> {
         let async_events = Arc::new(EventQueue::new()?);
         if kind == DeviceKind::Roce {
             device.gids.rows(&device.context)?;
         }
         device.opened(&async_events);
-        Ok(ContextBody { device, kind, async_events })
+        Ok(ContextBody { device, kind, async_events, operations })
     }
 
     /// Returns the device of the context.
@@ -46,6 +93,10 @@ impl ContextBody {
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    pub(crate) fn operations(&self) -> &'static Operations {
+        self.operations
     }
 
     pub(crate) fn async_events(&self) -> &Arc<AsyncEvents> {

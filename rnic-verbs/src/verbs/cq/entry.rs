@@ -1,45 +1,34 @@
-//! Completion channels and queues.
+//! The C functions of completion queues.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use crate::c::*;
-use crate::errno::{Errno, minus_one, negative, pointer, status};
+use super::{CqBody, cq};
+use crate::c::{IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN};
+use crate::c::{IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN};
+use crate::c::{IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM};
+use crate::c::{IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP};
+use crate::c::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_wc};
+use crate::errno::Errno;
+use crate::ffi::entry::entry;
 use crate::ffi::handles::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
-use crate::system;
+use crate::ffi::pointers::{InOut, Out, add, get, set};
 use crate::verbs::channel::ChannelBody;
-use crate::verbs::cq::CqBody;
+use crate::verbs::context::{check_same, context};
 
-use crate::rdmacm::events::count;
-use crate::verbs::context::entry::{check_same, context};
-use crate::verbs::cq::extended as cq_ex;
-
-/// Creates a completion channel.
-pub(crate) unsafe fn make_channel(of: *mut ibv_context) -> Result<*mut ibv_comp_channel, Errno> {
-    // SAFETY: the caller does not close `of` during the call.
-    let channel = ChannelBody::create(unsafe { context(of) }?)?;
-    let mut head: ibv_comp_channel = zeroed();
-    head.context = of;
-    head.fd = channel.fd();
-    Ok(publish(head, channel).as_ptr())
-}
-
-/// Creates a completion queue.
-pub(crate) unsafe fn make_cq(
+pub(crate) fn create(
     of: *mut ibv_context,
     entries: u32,
     program: *mut c_void,
     channel: *mut ibv_comp_channel,
     vector: u32,
 ) -> Result<*mut ibv_cq_ex, Errno> {
-    // SAFETY: the caller does not destroy `channel` during the call.
-    let of_channel = unsafe { live_or_null::<Arc<ChannelBody>>(channel)? };
-    if of_channel.is_some() {
-        // SAFETY: `live_or_null` has found `channel`.
-        check_same(Kind::CompletionChannel, unsafe { (*channel).context }, of)?;
+    let of_channel = live_or_null::<Arc<ChannelBody>>(channel)?;
+    if let Some(channel) = of_channel {
+        check_same(Kind::CompletionChannel, get!(channel.context), of)?;
     }
-    // SAFETY: the caller does not close `of` during the call.
-    let cq = CqBody::create(unsafe { context(of) }?, entries, of_channel, vector)?;
+    let context = context(of)?;
+    let cq = CqBody::create(&context, entries, of_channel.as_deref(), vector)?;
     let mut head: ibv_cq_ex = zeroed();
     let base = &mut head.cq_base;
     base.context = of;
@@ -48,134 +37,142 @@ pub(crate) unsafe fn make_cq(
     (base.handle, base.cqe) = cq.size();
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
-    cq_ex::operations(&mut head);
+    (context.operations().cq)(&mut head);
     let at = publish(head, cq.clone()).as_ptr();
     cq.set_head(Foreign(at.cast()));
-    if of_channel.is_some() {
-        // SAFETY: `live_or_null` has found `channel`, which is not destroyed during the call.
-        unsafe { count((&raw mut (*channel).refcnt).cast(), 1) };
+    if let Some(channel) = of_channel {
+        add!(channel.refcnt += 1);
     }
     Ok(at)
 }
 
-/// Returns the queue of a C pointer.
-pub(crate) unsafe fn cq<'a>(cq: *mut ibv_cq) -> Result<&'a Arc<CqBody>, Errno> {
-    // SAFETY: each queue is an `ibv_cq_ex`, and it is not destroyed while the result is in use.
-    unsafe { live::<Arc<CqBody>>(cq.cast()) }
-}
-
-/// ibv_create_comp_channel(3).
-pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
-    of: *mut ibv_context,
-) -> *mut ibv_comp_channel {
-    let _guard = system::uncancelled();
-    // SAFETY: `make_channel` has the contract of this function.
-    pointer(unsafe { make_channel(of) })
-}
-
-/// ibv_destroy_comp_channel(3).
-pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    let _guard = system::uncancelled();
-    // SAFETY: no other thread uses `channel`, now or later (ibv_destroy_comp_channel(3)).
-    status(unsafe {
-        live::<Arc<ChannelBody>>(channel)
-            .and_then(|found| found.check_unused())
-            .and_then(|()| withdraw::<Arc<ChannelBody>>(channel))
-            .map(drop)
-    })
-}
-
-/// ibv_create_cq(3).
-pub(crate) unsafe extern "C" fn ibv_create_cq(
+fn create_basic(
     of: *mut ibv_context,
     entries: c_int,
     program: *mut c_void,
     channel: *mut ibv_comp_channel,
     vector: c_int,
-) -> *mut ibv_cq {
-    let _guard = system::uncancelled();
+) -> Result<*mut ibv_cq, Errno> {
     // Negative arguments are refused like 0 entries and like a vector out of range.
     let entries = u32::try_from(entries).unwrap_or(0);
     let vector = u32::try_from(vector).unwrap_or(u32::MAX);
-    // SAFETY: `make_cq` has the contract of this function.
-    pointer(unsafe { make_cq(of, entries, program, channel, vector) }).cast()
+    create(of, entries, program, channel, vector).map(<*mut ibv_cq_ex>::cast)
 }
 
-/// ibv_resize_cq(3).
-pub(crate) unsafe extern "C" fn ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -> c_int {
-    let _guard = system::uncancelled();
-    // SAFETY: `cq` finds `of`, which is not destroyed during the call (ibv_resize_cq(3)).
-    unsafe {
-        let resized = cq(of).and_then(|cq| cq.resize(u32::try_from(entries).unwrap_or(0)));
-        status(resized.map(|entries| (*of).cqe = entries))
+/// Completion fields that a program can request.
+const READABLE: u64 = IBV_WC_EX_WITH_BYTE_LEN
+    | IBV_WC_EX_WITH_IMM
+    | IBV_WC_EX_WITH_QP_NUM
+    | IBV_WC_EX_WITH_SRC_QP
+    | IBV_WC_EX_WITH_SLID
+    | IBV_WC_EX_WITH_SL
+    | IBV_WC_EX_WITH_DLID_PATH_BITS;
+
+/// Hints about the use of a queue, which have no effect.
+const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+
+fn create_ex(
+    of: *mut ibv_context,
+    wanted: InOut<ibv_cq_init_attr_ex>,
+) -> Result<*mut ibv_cq_ex, Errno> {
+    let w = wanted.required("cq_attr")?;
+    let fields = get!(w.wc_flags) & !READABLE;
+    if fields != 0 {
+        return Err(Errno::unsupported(format_args!("wc_flags {fields:#x} are not supported")));
     }
+    let mask = get!(w.comp_mask);
+    // Without IBV_CQ_INIT_ATTR_MASK_FLAGS the field is not set.
+    let has_flags = mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+    let flags = if has_flags { get!(w.flags) & !FLAGS } else { 0 };
+    if flags != 0 {
+        let reason = format_args!("completion queue flags {flags:#x} are not supported");
+        return Err(Errno::unsupported(reason));
+    }
+    // Parent domains (IBV_CQ_INIT_ATTR_MASK_PD) are not supported.
+    let mask = mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS;
+    if mask != 0 {
+        let reason = format_args!("completion queue comp_mask {mask:#x} is not supported");
+        return Err(Errno::unsupported(reason));
+    }
+    create(of, get!(w.cqe), get!(w.cq_context), get!(w.channel), get!(w.comp_vector))
 }
 
-/// ibv_destroy_cq(3).
-pub(crate) unsafe extern "C" fn ibv_destroy_cq(of: *mut ibv_cq) -> c_int {
-    let _guard = system::uncancelled();
-    // SAFETY: `cq` finds `of` and `live_or_null` its channel before they are followed, and no other
-    // thread uses `of`, now or later (ibv_destroy_cq(3)).
-    status(unsafe {
-        cq(of).and_then(|cq| cq.destroy()).and_then(|()| {
-            let channel = (*of).channel;
-            withdraw::<Arc<CqBody>>(of.cast())?;
-            if let Ok(Some(_)) = live_or_null::<Arc<ChannelBody>>(channel) {
-                // Subtracts 1.
-                count((&raw mut (*channel).refcnt).cast(), u32::MAX);
-            }
-            Ok(())
-        })
-    })
+fn resize(of: *mut ibv_cq, entries: c_int) -> Result<(), Errno> {
+    let cq = cq(of)?;
+    let entries = cq.resize(u32::try_from(entries).unwrap_or(0))?;
+    set!(cq.cq_base.cqe = entries);
+    Ok(())
 }
 
-/// ibv_get_cq_event(3). A cancellation point: the call holds no resources while it waits.
-pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
+pub(crate) fn destroy(of: *mut ibv_cq) -> Result<(), Errno> {
+    let cq = cq(of)?;
+    cq.destroy()?;
+    let channel = get!(cq.cq_base.channel);
+    // SAFETY: no thread uses `of`, now or later (ibv_destroy_cq(3)).
+    drop(unsafe { withdraw::<Arc<CqBody>>(of.cast()) }?);
+    if let Ok(channel) = live::<Arc<ChannelBody>>(channel) {
+        // Subtracts 1.
+        add!(channel.refcnt += u32::MAX);
+    }
+    Ok(())
+}
+
+fn get_event(
     channel: *mut ibv_comp_channel,
-    of: *mut *mut ibv_cq,
-    program: *mut *mut c_void,
-) -> c_int {
-    // SAFETY: the caller does not destroy `channel` during the call, and `of` and `program` have
-    // room for pointers (ibv_get_cq_event(3)). `CqBody::destroy` waits for the counted event.
-    unsafe {
-        let next = live::<Arc<ChannelBody>>(channel).and_then(|channel| channel.next());
-        minus_one(next.map(|cq| {
-            let head = cq.head().0;
-            *of = head;
-            *program = (*head).cq_context;
-        }))
+    of: Out<*mut ibv_cq>,
+    program: Out<*mut c_void>,
+) -> Result<(), Errno> {
+    let channel = live::<Arc<ChannelBody>>(channel)?;
+    let head = channel.next()?.0;
+    of.write(head);
+    // `CqBody::destroy` waits for the counted event.
+    let cq = cq(head)?;
+    program.write(get!(cq.cq_base.cq_context));
+    Ok(())
+}
+
+fn ack_events(of: *mut ibv_cq, events: u32) -> Result<(), Errno> {
+    let cq = cq(of)?;
+    add!(cq.cq_base.comp_events_completed += events);
+    cq.completion_events.acknowledge(events);
+    Ok(())
+}
+
+fn poll(of: *mut ibv_cq, room: c_int, to: Out<ibv_wc>) -> Result<usize, Errno> {
+    let cq = cq(of)?;
+    match usize::try_from(room).unwrap_or(0) {
+        0 => Ok(0),
+        // SAFETY: `to` has room for `room` entries (ibv_poll_cq(3)).
+        room => cq.poll(unsafe { to.slots(room) }),
     }
 }
 
-/// ibv_ack_cq_events(3).
-pub(crate) unsafe extern "C" fn ibv_ack_cq_events(of: *mut ibv_cq, events: u32) {
-    // SAFETY: the caller does not destroy `of` before it has acknowledged its events
-    // (ibv_ack_cq_events(3)).
-    match unsafe { cq(of) } {
-        Ok(cq) => {
-            // SAFETY: `cq` has found `of`.
-            unsafe { count(&raw mut (*of).comp_events_completed, events) };
-            cq.completion_events.acknowledge(events);
-        }
-        Err(errno) => errno.log(),
-    }
+fn req_notify(of: *mut ibv_cq, solicited_only: c_int) -> Result<(), Errno> {
+    cq(of)?.arm(solicited_only != 0)
 }
 
-/// ibv_poll_cq(3).
-pub(crate) unsafe extern "C" fn poll_cq(of: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
-    let room = usize::try_from(room).unwrap_or(0);
-    // SAFETY: `of` is not destroyed during the call. `to` has room for `room` entries
-    // (ibv_poll_cq(3)), maybe uninitialised: fields accept every value, and padding is never read.
-    unsafe {
-        negative(cq(of).and_then(|cq| match room {
-            0 => Ok(0),
-            _ => cq.poll(std::slice::from_raw_parts_mut(to, room)),
-        })) as c_int
-    }
-}
-
-/// ibv_req_notify_cq(3).
-pub(crate) unsafe extern "C" fn req_notify_cq(of: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: the caller does not destroy `of` during the call (ibv_req_notify_cq(3)).
-    status(unsafe { cq(of) }.and_then(|cq| cq.arm(solicited_only != 0)))
+entry! {
+    /// ibv_create_cq(3).
+    uncancelled ibv_create_cq(
+        of: *mut ibv_context, entries: c_int, program: *mut c_void, channel: *mut ibv_comp_channel,
+        vector: c_int,
+    ) -> pointer<ibv_cq> = create_basic;
+    /// ibv_create_cq_ex(3).
+    uncancelled create_cq_ex(
+        of: *mut ibv_context, wanted: InOut<ibv_cq_init_attr_ex>,
+    ) -> pointer<ibv_cq_ex> = create_ex;
+    /// ibv_resize_cq(3).
+    uncancelled ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -> status = resize;
+    /// ibv_destroy_cq(3).
+    uncancelled ibv_destroy_cq(of: *mut ibv_cq) -> status = destroy;
+    /// ibv_get_cq_event(3). Holds no resources while it waits.
+    cancellable ibv_get_cq_event(
+        channel: *mut ibv_comp_channel, of: Out<*mut ibv_cq>, program: Out<*mut c_void>,
+    ) -> minus_one = get_event;
+    /// ibv_ack_cq_events(3).
+    plain ibv_ack_cq_events(of: *mut ibv_cq, events: c_uint) -> nothing = ack_events;
+    /// ibv_poll_cq(3).
+    plain poll_cq(of: *mut ibv_cq, room: c_int, to: Out<ibv_wc>) -> negative<c_int> = poll;
+    /// ibv_req_notify_cq(3).
+    plain req_notify_cq(of: *mut ibv_cq, solicited_only: c_int) -> status = req_notify;
 }

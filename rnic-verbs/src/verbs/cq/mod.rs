@@ -1,23 +1,24 @@
-//! Completion queues, and the conversion of completions to C.
+//! Completion queues (`ibv_create_cq(3)`).
 
 pub(crate) mod entry;
 pub(crate) mod extended;
 
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use rnic_client::{Arm, Completion, CompletionOpcode, CompletionStatus, Cq, CqOptions, Grh, QpId};
+use rnic_client::{Arm, Completion, CompletionStatus, Cq, CqOptions, QpId};
 
 use crate::c;
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Foreign, Kind};
+use crate::ffi::handles::{Body, Foreign, Kind, Live, OfContext, live};
 use crate::log;
 use crate::verbs::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
 use crate::verbs::channel::ChannelBody;
 use crate::verbs::context::ContextBody;
-use crate::verbs::device::Device;
-use crate::verbs::qp::QpBody;
+use crate::verbs::device::{Device, VECTORS};
+use crate::verbs::registry::{AnyCq, AnyQp};
 use crate::verbs::section::Section;
 
 /// A completion queue.
@@ -44,7 +45,7 @@ struct PollState {
     /// Completions of other QPs that were in the queue when a queue pair was reset.
     kept: VecDeque<Completion>,
     /// QP of the last completion, which is usually also the QP of the next.
-    last: Option<Arc<QpBody>>,
+    last: Option<(QpId, Arc<dyn AnyQp>)>,
     /// Number of successive polls without a completion.
     empty_polls: u32,
 }
@@ -62,6 +63,15 @@ const MIN_ENTRIES: u32 = 16;
 impl Body for Arc<CqBody> {
     type Head = c::ibv_cq_ex;
     const KIND: Kind = Kind::Cq;
+}
+
+// SAFETY: the head begins with its context.
+unsafe impl OfContext for Arc<CqBody> {}
+
+/// Returns the queue of a C pointer.
+pub(crate) fn cq(of: *mut c::ibv_cq) -> Result<Live<Arc<CqBody>>, Errno> {
+    // Each queue is an `ibv_cq_ex`.
+    live(of.cast())
 }
 
 impl CqBody {
@@ -136,8 +146,9 @@ impl CqBody {
         (self.cq.id().0, i32::try_from(self.cq.capacity()).unwrap_or(i32::MAX))
     }
 
-    /// Polls up to `out.len()` completions (`ibv_poll_cq(3)`).
-    pub(crate) fn poll(&self, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
+    /// Polls up to `out.len()` completions (`ibv_poll_cq(3)`). Returns the number of completions
+    /// written.
+    pub(crate) fn poll(&self, out: &mut [MaybeUninit<c::ibv_wc>]) -> Result<usize, Errno> {
         let mut poll = self.poll.lock();
         let n = self.take(&mut poll, out)?;
         if n > 0 {
@@ -156,7 +167,11 @@ impl CqBody {
         self.take(&mut self.poll.lock(), out)
     }
 
-    fn take(&self, poll: &mut PollState, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
+    fn take(
+        &self,
+        poll: &mut PollState,
+        out: &mut [MaybeUninit<c::ibv_wc>],
+    ) -> Result<usize, Errno> {
         let mut n = 0;
         let PollState { batch, kept, last, .. } = poll;
         while n < out.len() {
@@ -178,9 +193,8 @@ impl CqBody {
             for completion in &batch[..taken] {
                 match self.qp(last, completion.qp) {
                     Some(qp) => {
-                        qp.await_established(completion);
-                        out[n] = in_c(completion, qp);
-                        self.explain(completion, &out[n]);
+                        let wc = out[n].write(qp.complete(completion));
+                        self.explain(completion, wc);
                         n += 1;
                     }
                     None => self.drop_completion(completion),
@@ -248,14 +262,14 @@ impl CqBody {
     ///
     /// `ENOENT` if the queue is empty.
     pub(crate) fn next_completion(&self) -> Result<c::ibv_wc, Errno> {
-        let mut next = [c::ibv_wc::default()];
-        match self.poll(&mut next)? {
-            0 => Err(Errno::nothing_yet(libc::ENOENT)),
-            _ => {
-                *self.current.lock() = next[0];
-                Ok(next[0])
-            }
+        let mut next = [MaybeUninit::new(c::ibv_wc::default())];
+        if self.poll(&mut next)? == 0 {
+            return Err(Errno::nothing_yet(libc::ENOENT));
         }
+        // SAFETY: it has been initialised above.
+        let next = unsafe { next[0].assume_init() };
+        *self.current.lock() = next;
+        Ok(next)
     }
 
     /// Returns the completion that the program is reading.
@@ -287,22 +301,17 @@ impl CqBody {
         Ok(self.size().1)
     }
 
-    /// Queues an asynchronous event of this CQ.
-    pub(crate) fn push_event(&self, kind: c::ibv_event_type) {
-        self.context_events.push(AsyncEvent::of(self.head(), kind));
-    }
-
     /// Drops the reference to a QP that is being destroyed.
-    pub(crate) fn forget(&self, qp: &QpBody) {
+    pub(crate) fn forget(&self, qp: QpId) {
         let mut poll = self.poll.lock();
-        if poll.last.as_ref().is_some_and(|last| last.id() == qp.id()) {
+        if poll.last.as_ref().is_some_and(|(last, _)| *last == qp) {
             poll.last = None;
         }
     }
 
     /// Destroys the queue (`ibv_destroy_cq(3)`). Fails with `EBUSY` if a QP uses it.
     pub(crate) fn destroy(&self) -> Result<(), Errno> {
-        let uses = |qp: &Arc<QpBody>| qp.uses_cq(self.cq.id());
+        let uses = |qp: &Arc<dyn AnyQp>| qp.uses_cq(self.cq.id());
         if self.device.qps.read().values().any(uses) {
             return Err(Errno::busy(format_args!("a queue pair uses the completion queue")));
         }
@@ -327,11 +336,26 @@ impl CqBody {
         drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
     }
 
-    fn qp<'a>(&self, last: &'a mut Option<Arc<QpBody>>, id: QpId) -> Option<&'a QpBody> {
-        if last.as_ref().is_none_or(|qp| qp.id() != id) {
-            *last = self.device.qp(id);
+    fn qp<'a>(
+        &self,
+        last: &'a mut Option<(QpId, Arc<dyn AnyQp>)>,
+        id: QpId,
+    ) -> Option<&'a dyn AnyQp> {
+        if last.as_ref().is_none_or(|(last, _)| *last != id) {
+            *last = self.device.qps.read().get(&id).map(|qp| (id, qp.clone()));
         }
-        last.as_deref()
+        last.as_ref().map(|(_, qp)| &**qp)
+    }
+}
+
+impl AnyCq for CqBody {
+    fn push_event(&self, kind: c::ibv_event_type) {
+        self.context_events.push(AsyncEvent::of(self.head(), kind));
+    }
+
+    fn hand_out_event(&self) -> Foreign<c::ibv_cq> {
+        self.completion_events.handed_out();
+        self.head()
     }
 }
 
@@ -341,58 +365,4 @@ fn check_entries(entries: u32, device: &Device) -> Result<(), Errno> {
         return Err(Errno::invalid(format_args!("cqe {entries} is not in 1 to {most} (max_cqe)")));
     }
     Ok(())
-}
-
-/// Number of completion vectors of the device.
-pub(crate) const VECTORS: u32 = 1;
-
-/// Converts a completion to C; `qp` supplies the program's `wr_id`.
-fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
-    let succeeded = completion.status == CompletionStatus::Success;
-    let (wr_id, byte_len) = match completion.opcode {
-        CompletionOpcode::Receive => (qp.receive_done(completion), completion.byte_len),
-        _ => {
-            let posted = qp.send_done(completion);
-            // As in rxe and siw: the length of the request, also for Sends and Writes.
-            (posted.wr_id, if succeeded { posted.length } else { completion.byte_len })
-        }
-    };
-    let mut wc = c::ibv_wc {
-        wr_id,
-        status: u32::from(completion.status as u8),
-        opcode: u32::from(completion.opcode as u8),
-        byte_len,
-        qp_num: qp.id().0,
-        src_qp: completion.src_qp.0,
-        ..c::ibv_wc::default()
-    };
-    if let Some(stag) = completion.invalidated {
-        wc.imm_data = stag.0;
-        wc.wc_flags |= c::IBV_WC_WITH_INV;
-    }
-    if let Some([a, b, c, d, ..]) = completion.immediate {
-        // In network byte order, as received.
-        wc.imm_data = u32::from_ne_bytes([a, b, c, d]);
-        wc.wc_flags |= c::IBV_WC_WITH_IMM;
-        if !completion.immediate_with_send {
-            wc.opcode = c::IBV_WC_RECV_RDMA_WITH_IMM;
-        }
-    }
-    if completion.opcode == CompletionOpcode::Receive && qp.is_roce() {
-        // On Ethernet, every packet has a GRH. Programs compare `wc_flags` as a whole.
-        wc.wc_flags |= c::IBV_WC_GRH;
-    }
-    if let Some(grh) = completion.grh {
-        // Mellanox adapters encode the header type here, and UCX reads it: UDP (8) over IPv6 (1) or
-        // IPv4 (2).
-        wc.sl = match grh {
-            Grh::Ipv6 => 8 | 1,
-            Grh::Ipv4 => 8 | 2,
-        };
-    }
-    if !succeeded {
-        // Number for `rnicctl why`. Numbers start at 1 when the daemon starts.
-        wc.vendor_err = completion.diagnosis_id as u32;
-    }
-    wc
 }

@@ -1,41 +1,81 @@
 //! Conversion of chains of C work requests.
 
-use std::marker::PhantomData;
-
 use rnic_client::{AtomicOperation, DatagramAddress, PdId, QpId};
 
 use crate::c::*;
 use crate::errno::Errno;
 use crate::ffi::handles::{live, live_or_null};
-use crate::verbs::ah::Route;
-use crate::verbs::ah::entry::route;
+use crate::ffi::pointers::{Argument, Out};
+use crate::verbs::ah::{AhBody, Route};
 use crate::verbs::mr::MrBody;
 use crate::verbs::mw::{MwBody, WindowKey};
 use crate::verbs::qp::work::{BindWork, ReceiveWork, SendKind, SendWork, SgeList};
 
-/// Iterator over the requests of a chain. Copies each request when it is reached.
+/// Iterator over the requests of a chain, which null ends. Copies each request when it is reached.
 pub(crate) struct Chain<W> {
     next: *mut W,
     /// PD of a UD QP. Its requests contain a destination.
     datagrams: Option<PdId>,
-    work: PhantomData<W>,
+}
+
+/// The chain of a call, with its objects, remains during the call. Memory that a request refers to
+/// stays accessible until the request has completed (ibv_post_send(3)).
+impl<W> Argument for Chain<W> {
+    type C = *mut W;
+
+    unsafe fn from_c(first: *mut W) -> Self {
+        Chain { next: first, datagrams: None }
+    }
 }
 
 impl<W> Chain<W> {
-    /// Creates a chain that starts with this request.
-    ///
-    /// # Safety
-    ///
-    /// `first` is null or starts a chain of valid requests, which null ends (`ibv_post_send(3)`).
-    /// The chain, and the objects in it, remain until the iteration ends; memory that a request
-    /// refers to stays accessible until the request has completed.
-    pub(crate) unsafe fn new(first: *mut W) -> Self {
-        Chain { next: first, datagrams: None, work: PhantomData }
-    }
-
     /// Sets the PD of a UD QP; `None` for other types.
     pub(crate) fn with_ud_pd(self, datagrams: Option<PdId>) -> Self {
         Chain { datagrams, ..self }
+    }
+}
+
+/// Posts the requests of a chain by `post`, which returns the number of posted requests and the
+/// result. On failure, writes the request that failed to `bad`.
+pub(crate) fn post<W: Request>(
+    requests: Chain<W>,
+    bad: Out<*mut W>,
+    post: impl FnOnce(Chain<W>) -> (usize, Result<(), Errno>),
+) -> Result<(), Errno> {
+    let first = requests.next;
+    let (posted, result) = post(requests);
+    if result.is_err() {
+        let mut wr = first;
+        for _ in 0..posted {
+            // SAFETY: the chain has `posted` requests before the one that failed.
+            wr = unsafe { W::next(wr) };
+        }
+        bad.write(wr);
+    }
+    result
+}
+
+/// A work request of C.
+pub(crate) trait Request {
+    /// Returns the next request of the chain.
+    ///
+    /// # Safety
+    ///
+    /// `this` is part of a chain.
+    unsafe fn next(this: *const Self) -> *mut Self;
+}
+
+impl Request for ibv_send_wr {
+    unsafe fn next(this: *const Self) -> *mut Self {
+        // SAFETY: the caller guarantees that the request can be read.
+        unsafe { (*this).next }
+    }
+}
+
+impl Request for ibv_recv_wr {
+    unsafe fn next(this: *const Self) -> *mut Self {
+        // SAFETY: the caller guarantees that the request can be read.
+        unsafe { (*this).next }
     }
 }
 
@@ -43,7 +83,7 @@ impl Iterator for Chain<ibv_send_wr> {
     type Item = Result<SendWork, Errno>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: the caller of `new` guarantees that each request can be read, and null ends them.
+        // SAFETY: `from_c` guarantees that each request can be read, and null ends them.
         let wr = unsafe { self.next.as_ref() }?;
         self.next = wr.next;
         // SAFETY: as above, for the memory that the request points to.
@@ -64,28 +104,13 @@ impl Iterator for Chain<ibv_recv_wr> {
     }
 }
 
-/// Returns the request at which posting failed, after `posted` successful ones.
-pub(crate) unsafe fn nth_send(mut wr: *mut ibv_send_wr, posted: usize) -> *mut ibv_send_wr {
-    for _ in 0..posted {
-        // SAFETY: `Chain` has read the first `posted` requests, of which `wr` is one.
-        wr = unsafe { (*wr).next };
-    }
-    wr
-}
-
-/// Like [`nth_send`], for receives.
-pub(crate) unsafe fn nth_receive(mut wr: *mut ibv_recv_wr, posted: usize) -> *mut ibv_recv_wr {
-    for _ in 0..posted {
-        // SAFETY: as above.
-        wr = unsafe { (*wr).next };
-    }
-    wr
-}
-
+/// # Safety
+///
+/// The SGEs and objects of `wr` are valid (ibv_post_send(3)).
 unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork, Errno> {
     let mut window = None;
-    // SAFETY: the opcode determines the valid member of the union, and `Chain::new` requires that
-    // the SGEs and objects of `wr` are valid.
+    // SAFETY: the opcode determines the valid member of the union, and the caller guarantees that
+    // the SGEs of `wr` are valid.
     let (kind, elements) = unsafe {
         let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
         let kind = match wr.opcode {
@@ -126,11 +151,11 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork
     };
     let sends = matches!(kind, SendKind::Send | SendKind::SendImmediate { .. });
     let to = match datagram.filter(|_| sends) {
-        // SAFETY: with a UD QP and this opcode, `ud` is the valid member of the union
-        // (ibv_post_send(3)). The program does not destroy the address handle during the call.
-        Some(pd) => unsafe {
-            Some(destination(pd, wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey)?)
-        },
+        Some(pd) => {
+            // SAFETY: with a UD QP and this opcode, `ud` is the valid member (ibv_post_send(3)).
+            let to = unsafe { wr.wr.ud };
+            Some(destination(pd, to.ah, to.remote_qpn, to.remote_qkey)?)
+        }
         None => None,
     };
     let wr_id = wr.wr_id;
@@ -139,18 +164,13 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork
 }
 
 /// Returns the destination of a datagram from a UD QP in this PD.
-///
-/// # Safety
-///
-/// No thread destroys `ah` during the call.
-pub(crate) unsafe fn destination(
+pub(crate) fn destination(
     pd: PdId,
     ah: *mut ibv_ah,
     qp: u32,
     q_key: u32,
 ) -> Result<DatagramAddress, Errno> {
-    // SAFETY: the caller guarantees that no thread destroys `ah` during the call.
-    let Route { source, gid } = unsafe { route(ah, pd) }?;
+    let Route { source, gid } = live::<AhBody>(ah)?.route(pd)?;
     Ok(DatagramAddress { source, gid, qp: QpId(qp), q_key })
 }
 
@@ -169,21 +189,14 @@ pub(crate) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
 /// Returns a bind of a window to a new key, with `wanted` as the low 8 bits, and the window's key.
 /// Removes `IBV_ACCESS_LOCAL_WRITE`, which has no effect on windows: programs request it
 /// nevertheless, and adapters allow that.
-///
-/// # Safety
-///
-/// No thread destroys `mw`, or the region in `info`, during the call.
-pub(crate) unsafe fn bind_work(
+pub(crate) fn bind_work(
     mw: *mut ibv_mw,
     wanted: u32,
     info: &ibv_mw_bind_info,
 ) -> Result<(SendKind, WindowKey), Errno> {
-    // SAFETY: the caller guarantees that no thread destroys `mw` or the region during the call.
-    let (mw, lkey) = unsafe {
-        let mw = live::<MwBody>(mw)?;
-        mw.check_access(info.mw_access_flags)?;
-        (mw, live_or_null::<MrBody>(info.mr)?.map(|mr| mr.numbers().1))
-    };
+    let mw = live::<MwBody>(mw)?;
+    mw.check_access(info.mw_access_flags)?;
+    let lkey = live_or_null::<MrBody>(info.mr)?.map(|mr| mr.numbers().1);
     let kind = SendKind::BindWindow(BindWork {
         wanted,
         lkey: lkey.unwrap_or(0),

@@ -79,7 +79,7 @@ impl IwarpStates {
             return Err(Errno::invalid(reason));
         }
         let port = attributes.port_num;
-        if mask & c::IBV_QP_PORT != 0 && port != crate::verbs::context::PORT {
+        if mask & c::IBV_QP_PORT != 0 && port != crate::verbs::device::PORT {
             return Err(Errno::invalid(format_args!(
                 "port_num {port}: the device has port 1 only"
             )));

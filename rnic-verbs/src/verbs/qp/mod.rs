@@ -5,12 +5,14 @@
 //! `wr_id`. As in verbs, polling a completion frees the slots of its request and of earlier ones.
 
 pub(crate) mod chain;
+mod completion;
 pub(crate) mod entry;
 pub(crate) mod extended;
 pub(crate) mod iwarp_states;
 pub(crate) mod roce_states;
 pub(crate) mod work;
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,14 +20,14 @@ use std::sync::{Arc, OnceLock};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use rnic_client::{
-    Completion, CompletionStatus, CqId, PdId, Posting, Qp, QpId, QpOptions, QpState, QpType,
-    RecvRequest, RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
+    Completion, CompletionStatus, PdId, Posting, Qp, QpId, QpOptions, QpState, QpType, RecvRequest,
+    RemoteAddr, RnrPolicy, SendRequest, Sge, Stag,
 };
 
 use crate::c;
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Foreign, Kind, zeroed};
-use crate::verbs::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
+use crate::ffi::handles::{Body, Foreign, Kind, Live, OfContext, live, zeroed};
+use crate::verbs::async_events::{AsyncEvents, Unacknowledged};
 use crate::verbs::cq::CqBody;
 use crate::verbs::device::{Device, DeviceKind};
 use crate::verbs::mw::PostedBind;
@@ -33,6 +35,7 @@ use crate::verbs::pd::{PdBody, PdUser};
 use crate::verbs::qp::iwarp_states::{DeviceAction, IwarpStates, state_name};
 use crate::verbs::qp::roce_states::{Allowed, RoceStates};
 use crate::verbs::qp::work::{MAX_INLINE, ReceiveWork, SendKind, SendWork, elements};
+use crate::verbs::registry::AnySrq as _;
 use crate::verbs::section::Section;
 use crate::verbs::srq::SrqBody;
 
@@ -86,6 +89,21 @@ pub(crate) struct QpBody {
 impl Body for Arc<QpBody> {
     type Head = c::ibv_qp_ex;
     const KIND: Kind = Kind::Qp;
+}
+
+// SAFETY: the first field of the head begins with its context.
+unsafe impl OfContext for Arc<QpBody> {}
+
+/// Returns the queue pair of a C pointer.
+pub(crate) fn qp(of: *mut c::ibv_qp) -> Result<Live<Arc<QpBody>>, Errno> {
+    // Each QP is an `ibv_qp_ex`.
+    live(of.cast())
+}
+
+/// Returns the queue pair of a device with this number.
+pub(crate) fn find(device: &Device, id: QpId) -> Option<Arc<QpBody>> {
+    let qp: Arc<dyn Any + Send + Sync> = device.qps.read().get(&id)?.clone();
+    qp.downcast().ok()
 }
 
 /// Attributes of a new queue pair (`ibv_qp_init_attr`).
@@ -209,19 +227,6 @@ impl QpBody {
     /// Returns the program's pointer to the QP.
     pub(crate) fn head(&self) -> Foreign<c::ibv_qp> {
         self.head.get().copied().unwrap_or(Foreign::NULL)
-    }
-
-    pub(crate) fn uses_cq(&self, cq: CqId) -> bool {
-        [&self.send_cq, &self.recv_cq].iter().any(|used| used.client().id() == cq)
-    }
-
-    pub(crate) fn uses_srq(&self, srq: &SrqBody) -> bool {
-        self.srq.as_ref().is_some_and(|used| used.id() == srq.id())
-    }
-
-    /// Queues an asynchronous event of this QP.
-    pub(crate) fn push_event(&self, kind: c::ibv_event_type) {
-        self.context_events.push(AsyncEvent::of(self.head(), kind));
     }
 
     /// Posts requests until one fails (`ibv_post_send(3)`). Returns the number of posted requests,
@@ -414,11 +419,12 @@ impl QpBody {
 
     /// Modifies a QP of the iWARP device.
     fn modify_iwarp(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<DeviceAction, Errno> {
-        let ids = &self.device.ids;
+        let ids = self.device.connections();
         let mut states = self.states.lock();
-        let known = states.by_attributes || ids.holds_qp(self.id());
+        let known = states.by_attributes || ids.is_some_and(|ids| ids.holds_qp(self.id()));
         let to_rtr = mask & c::IBV_QP_STATE != 0 && attributes.qp_state == c::IBV_QPS_RTR;
-        let taken = to_rtr && !known && ids.uncount_rtr_attrs();
+        let by_attributes = ids.filter(|ids| to_rtr && !known && ids.uncount_rtr_attrs());
+        let taken = by_attributes.is_some();
         let modified = states.modify(attributes, mask, known || taken);
         match &modified {
             Ok(_) => {
@@ -428,8 +434,11 @@ impl QpBody {
                 }
             }
             // The attributes are for another transition, or for another QP.
-            Err(_) if taken => ids.count_rtr_attrs(),
-            Err(_) => {}
+            Err(_) => {
+                if let Some(ids) = by_attributes {
+                    ids.count_rtr_attrs();
+                }
+            }
         }
         modified
     }
@@ -554,14 +563,6 @@ impl QpBody {
         self.roce.as_ref().is_some_and(|roce| roce.lock().state() == c::IBV_QPS_RESET)
     }
 
-    /// Handles the end of draining: all requests begun before SQD have completed.
-    pub(crate) fn drained(&self) {
-        self.draining.store(false, Ordering::Release);
-        if self.notify_when_drained.load(Ordering::Acquire) {
-            self.push_event(c::IBV_EVENT_SQ_DRAINED);
-        }
-    }
-
     /// Returns state, attributes and capacities (`ibv_query_qp(3)`).
     pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
         let row = self.qp.query()?;
@@ -590,7 +591,7 @@ impl QpBody {
         attr.timeout = states.timeout;
         attr.cap = self.granted;
         attr.path_mtu = crate::net::verbs_mtu();
-        attr.port_num = crate::verbs::context::PORT;
+        attr.port_num = crate::verbs::device::PORT;
         let granted = |granted: u16, asked: u8| match granted {
             0 => asked,
             granted => u8::try_from(granted).unwrap_or(u8::MAX),
@@ -659,7 +660,9 @@ impl QpBody {
         if !self.established.load(Ordering::Relaxed)
             && completion.status != CompletionStatus::WrFlush
         {
-            self.device.ids.await_established(self.id());
+            if let Some(connections) = self.device.connections() {
+                connections.await_established(self.id());
+            }
             self.established.store(true, Ordering::Relaxed);
         }
     }
@@ -689,9 +692,11 @@ impl QpBody {
     /// the last thread has released its reference.
     pub(crate) fn detach(&self) {
         self.device.qps.write().remove(&self.id());
-        self.device.ids.qp_destroyed(self.id());
-        self.send_cq.forget(self);
-        self.recv_cq.forget(self);
+        if let Some(connections) = self.device.connections() {
+            connections.qp_destroyed(self.id());
+        }
+        self.send_cq.forget(self.id());
+        self.recv_cq.forget(self.id());
         let head = self.head();
         drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
         // Other threads may hold references a moment longer.

@@ -10,7 +10,8 @@ use crate::c::{self, ibv_qp_attr};
 use crate::errno::Errno;
 use crate::ffi::handles::zeroed;
 use crate::verbs::ah::{check_route, route};
-use crate::verbs::context::{MAX_MTU, PORT};
+use crate::verbs::context::MAX_MTU;
+use crate::verbs::device::PORT;
 use crate::verbs::qp::iwarp_states::{no_transition, state_name};
 
 /// State and attributes of a queue pair.

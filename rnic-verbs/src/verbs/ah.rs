@@ -3,15 +3,18 @@
 //! Only the RoCE device has a GID table for address handles. Some programs create a handle merely
 //! to check that one of their GIDs is usable.
 
-pub(crate) mod entry;
+use std::sync::Arc;
 
 use rnic_client::{GRH_LEN, Gid, GidRow, PdId, route_of};
 
-use crate::c;
+use crate::c::{self, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Kind, zeroed};
-use crate::verbs::context::PORT;
-use crate::verbs::pd::PdUser;
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw, zeroed};
+use crate::ffi::pointers::{In, Out, get};
+use crate::verbs::context::context;
+use crate::verbs::device::PORT;
+use crate::verbs::pd::{PdBody, PdUser};
 
 /// An address handle. It exists in the library only, not in the daemon.
 pub(crate) struct AhBody {
@@ -28,9 +31,12 @@ pub(crate) struct Route {
 }
 
 impl Body for AhBody {
-    type Head = c::ibv_ah;
+    type Head = ibv_ah;
     const KIND: Kind = Kind::Ah;
 }
+
+// SAFETY: the head begins with its context.
+unsafe impl OfContext for AhBody {}
 
 impl AhBody {
     /// Creates a handle in a PD of a device with these GIDs.
@@ -41,7 +47,7 @@ impl AhBody {
     /// invalid port or source GID.
     pub(crate) fn new(
         pd: PdUser,
-        attributes: &c::ibv_ah_attr,
+        attributes: &ibv_ah_attr,
         gids: &[GidRow],
     ) -> Result<AhBody, Errno> {
         if gids.is_empty() {
@@ -51,9 +57,7 @@ impl AhBody {
         check_route(attributes, gids)?;
         Ok(AhBody { pd, route: route(attributes) })
     }
-}
 
-impl AhBody {
     /// Returns the route for a queue pair in this PD.
     ///
     /// # Errors
@@ -68,7 +72,7 @@ impl AhBody {
 }
 
 /// Returns the route in the attributes.
-pub(crate) fn route(attributes: &c::ibv_ah_attr) -> Route {
+pub(crate) fn route(attributes: &ibv_ah_attr) -> Route {
     let grh = &attributes.grh;
     // SAFETY: both members of the union are 16 bytes that may have any value.
     Route { source: grh.sgid_index.into(), gid: Gid(unsafe { grh.dgid.raw }) }
@@ -83,7 +87,7 @@ pub(crate) fn route(attributes: &c::ibv_ah_attr) -> Route {
 pub(crate) fn back_to_sender(
     header: &[u8; GRH_LEN],
     gids: &[GidRow],
-) -> Result<c::ibv_ah_attr, Errno> {
+) -> Result<ibv_ah_attr, Errno> {
     let none = || Errno::invalid(format_args!("the GRH is neither an IPv4 nor an IPv6 header"));
     let (from, to) = route_of(header).ok_or_else(none)?;
     let foreign = || Errno::invalid(format_args!("the GRH has a destination GID of another host"));
@@ -92,8 +96,8 @@ pub(crate) fn back_to_sender(
 }
 
 /// Returns the attributes of a handle from the device's GID with this index to another GID.
-pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<c::ibv_ah_attr, Errno> {
-    let mut attributes: c::ibv_ah_attr = zeroed();
+pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<ibv_ah_attr, Errno> {
+    let mut attributes: ibv_ah_attr = zeroed();
     attributes.grh.dgid = c::ibv_gid { raw: gid.0 };
     attributes.grh.sgid_index = u8::try_from(source).map_err(|_| {
         Errno::invalid(format_args!("GID index {source} does not fit grh.sgid_index (at most 255)"))
@@ -109,7 +113,7 @@ pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<c::ibv_ah_attr, Err
 /// # Errors
 ///
 /// `EINVAL` if a packet cannot be sent to it.
-pub(crate) fn check_route(attributes: &c::ibv_ah_attr, gids: &[GidRow]) -> Result<(), Errno> {
+pub(crate) fn check_route(attributes: &ibv_ah_attr, gids: &[GidRow]) -> Result<(), Errno> {
     let port = attributes.port_num;
     let index = attributes.grh.sgid_index;
     if attributes.is_global == 0 {
@@ -130,4 +134,75 @@ pub(crate) fn check_route(attributes: &c::ibv_ah_attr, gids: &[GidRow]) -> Resul
         return Err(Errno::invalid(reason));
     }
     Ok(())
+}
+
+fn create(pd: *mut ibv_pd, attr: In<ibv_ah_attr>) -> Result<*mut ibv_ah, Errno> {
+    create_to(pd, &attr.read("attr")?)
+}
+
+fn create_to(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
+    let found = live::<Arc<PdBody>>(pd)?;
+    let of = get!(found.context);
+    let ah = AhBody::new(found.user(), attr, &context(of)?.gids())?;
+    Ok(publish(ibv_ah { context: of, pd, handle: 0 }, ah).as_ptr())
+}
+
+fn init_from_wc(
+    of: *mut ibv_context,
+    port: u8,
+    wc: In<ibv_wc>,
+    grh: In<ibv_grh>,
+    attr: Out<ibv_ah_attr>,
+) -> Result<(), Errno> {
+    let found = attributes_of(of, port, wc, grh)?;
+    attr.required("ah_attr")?.write(found);
+    Ok(())
+}
+
+fn create_from_wc(
+    pd: *mut ibv_pd,
+    wc: In<ibv_wc>,
+    grh: In<ibv_grh>,
+    port: u8,
+) -> Result<*mut ibv_ah, Errno> {
+    let found = live::<Arc<PdBody>>(pd)?;
+    create_to(pd, &attributes_of(get!(found.context), port, wc, grh)?)
+}
+
+/// Returns the attributes of a handle to the sender of a completed receive.
+fn attributes_of(
+    of: *mut ibv_context,
+    port: u8,
+    wc: In<ibv_wc>,
+    grh: In<ibv_grh>,
+) -> Result<ibv_ah_attr, Errno> {
+    if wc.read("wc")?.wc_flags & c::IBV_WC_GRH == 0 {
+        return Err(Errno::invalid(format_args!("the completion has no GRH (IBV_WC_GRH)")));
+    }
+    if port != PORT {
+        let reason = format_args!("port {port}: the device has port {PORT} only");
+        return Err(Errno::invalid(reason));
+    }
+    let context = context(of)?;
+    back_to_sender(&grh.read("grh")?.bytes, &context.gids())
+}
+
+fn destroy(ah: *mut ibv_ah) -> Result<(), Errno> {
+    // SAFETY: no thread uses `ah`, now or later (ibv_destroy_ah(3)).
+    unsafe { withdraw::<AhBody>(ah) }.map(drop)
+}
+
+entry! {
+    /// ibv_create_ah(3).
+    uncancelled ibv_create_ah(pd: *mut ibv_pd, attr: In<ibv_ah_attr>) -> pointer<ibv_ah> = create;
+    /// ibv_init_ah_from_wc(3). Unlike most of libibverbs, it fails with -1 and `errno`.
+    uncancelled ibv_init_ah_from_wc(
+        of: *mut ibv_context, port: u8, wc: In<ibv_wc>, grh: In<ibv_grh>, attr: Out<ibv_ah_attr>,
+    ) -> minus_one = init_from_wc;
+    /// ibv_create_ah_from_wc(3).
+    uncancelled ibv_create_ah_from_wc(
+        pd: *mut ibv_pd, wc: In<ibv_wc>, grh: In<ibv_grh>, port: u8,
+    ) -> pointer<ibv_ah> = create_from_wc;
+    /// ibv_destroy_ah(3).
+    uncancelled ibv_destroy_ah(ah: *mut ibv_ah) -> status = destroy;
 }

@@ -1,0 +1,215 @@
+//! Name resolution (`rdma_getaddrinfo(3)`).
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+
+use dns_lookup::{AddrInfoHints, getaddrinfo};
+use libc::sockaddr;
+
+use crate::c::*;
+use crate::errno::{Errno, minus_one};
+use crate::ffi::entry::entry;
+use crate::ffi::handles::{Body, Kind, live, publish, withdraw, zeroed};
+use crate::ffi::pointers::{Fields, In, Out, Text, set};
+use crate::ffi::socket_address::{Address, in_c, length};
+use crate::log;
+
+/// Hints of the program (`struct rdma_addrinfo`).
+#[derive(Clone, Copy, Debug, Default)]
+struct Hints {
+    /// The address is for listening.
+    passive: bool,
+    /// `SOCK_STREAM` or `SOCK_DGRAM` for the QP type; 0 for any.
+    socktype: i32,
+    /// `IPPROTO_TCP` or `IPPROTO_UDP` for the port space; 0 for any.
+    protocol: i32,
+    /// The node is a numeric address, not a name.
+    numeric: bool,
+    /// `AF_INET` or `AF_INET6`; 0 for any.
+    family: i32,
+    source: Option<SocketAddr>,
+    destination: Option<SocketAddr>,
+}
+
+/// Result of a lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    source: Option<SocketAddr>,
+    destination: Option<SocketAddr>,
+}
+
+/// Looks up a node and a service, either of which may be missing. Without both, returns the
+/// addresses of the hints, if any.
+///
+/// # Errors
+///
+/// The error of `getaddrinfo(3)`, `EAI_...`.
+fn look_up(node: Option<&str>, service: Option<&str>, hints: &Hints) -> Result<Found, i32> {
+    let mut found = Found { source: hints.source, destination: hints.destination };
+    if node.is_some() || service.is_some() {
+        let mut flags = 0;
+        if hints.passive {
+            flags |= libc::AI_PASSIVE;
+        }
+        if hints.numeric {
+            flags |= libc::AI_NUMERICHOST;
+        }
+        let asked = AddrInfoHints {
+            socktype: hints.socktype,
+            protocol: hints.protocol,
+            address: hints.family,
+            flags,
+        };
+        let addresses = getaddrinfo(node, service, Some(asked)).map_err(|e| e.error_num())?;
+        let first = addresses.flatten().next().ok_or(libc::EAI_NONAME)?.sockaddr;
+        if hints.passive {
+            found.source = Some(first);
+        } else {
+            found.destination = Some(first);
+        }
+    }
+    Ok(found)
+}
+
+/// A result list with one entry, and the storage of its addresses.
+#[repr(C)]
+struct Answer {
+    head: rdma_addrinfo,
+    source: rdma_sockaddr,
+    destination: rdma_sockaddr,
+}
+
+/// Body of a result list. The head holds all the data.
+struct AddressList;
+
+impl Body for AddressList {
+    type Head = Answer;
+    const KIND: Kind = Kind::AddressInfo;
+}
+
+fn get(node: Text, service: Text, hints: In<rdma_addrinfo>, to: Out<*mut rdma_addrinfo>) -> c_int {
+    let (Ok(node), Ok(service)) = (node.read(), service.read()) else {
+        log::debug(|| "rdma_getaddrinfo: node or service is not UTF-8".to_owned());
+        return libc::EAI_NONAME;
+    };
+    let hints = hints.optional();
+    let hints = hints.as_ref();
+    if node.is_none() && service.is_none() && hints.is_none() {
+        let reason = format_args!("rdma_getaddrinfo: node, service and hints are all null");
+        return minus_one(Err(Errno::invalid(reason)));
+    }
+    let answered = look_up(node, service, &known(hints))
+        .map(|found| answer(found.source, found.destination, hints).map(|answer| to.write(answer)));
+    match answered {
+        Ok(answered) => minus_one(answered),
+        Err(error) => {
+            log::debug(|| format!("no address for {node:?}, {service:?}: EAI error {error}"));
+            error
+        }
+    }
+}
+
+fn known(hints: Option<&rdma_addrinfo>) -> Hints {
+    let Some(hints) = hints else { return Hints::default() };
+    // SAFETY: `at` points to `length` bytes (rdma_getaddrinfo(3)).
+    let address = |at: *mut sockaddr, length| unsafe { Address::with_length(at, length) };
+    let stream = libc::SOCK_STREAM;
+    let datagrams = libc::SOCK_DGRAM;
+    let socktype = match (hints.ai_qp_type.cast_unsigned(), hints.ai_port_space.cast_unsigned()) {
+        (IBV_QPT_UD, _) => datagrams,
+        (0, RDMA_PS_UDP) => 0,
+        _ => stream,
+    };
+    let protocol = match hints.ai_port_space.cast_unsigned() {
+        RDMA_PS_TCP => libc::IPPROTO_TCP,
+        RDMA_PS_UDP | RDMA_PS_IPOIB => libc::IPPROTO_UDP,
+        _ => 0,
+    };
+    Hints {
+        socktype,
+        protocol,
+        passive: hints.ai_flags & RAI_PASSIVE != 0,
+        numeric: hints.ai_flags & RAI_NUMERICHOST != 0,
+        family: if hints.ai_flags & RAI_FAMILY != 0 { hints.ai_family } else { 0 },
+        source: address(hints.ai_src_addr, hints.ai_src_len),
+        destination: address(hints.ai_dst_addr, hints.ai_dst_len),
+    }
+}
+
+fn answer(
+    source: Option<SocketAddr>,
+    destination: Option<SocketAddr>,
+    hints: Option<&rdma_addrinfo>,
+) -> Result<*mut rdma_addrinfo, Errno> {
+    let mut answer = Answer {
+        head: zeroed(),
+        source: source.map_or_else(zeroed, in_c),
+        destination: destination.map_or_else(zeroed, in_c),
+    };
+    answer.head.ai_family = match destination.or(source) {
+        Some(SocketAddr::V4(_)) => libc::AF_INET,
+        Some(SocketAddr::V6(_)) => libc::AF_INET6,
+        None => hints.map_or(0, |hints| hints.ai_family),
+    };
+    let asked = |of: fn(&rdma_addrinfo) -> c_int| hints.map(of).filter(|&n| n != 0);
+    answer.head.ai_flags = hints.map_or(0, |hints| hints.ai_flags);
+    let [tcp, udp] = [RDMA_PS_TCP, RDMA_PS_UDP].map(|space| space.cast_signed());
+    let [rc, ud] = [IBV_QPT_RC, IBV_QPT_UD].map(|kind| kind.cast_signed());
+    // Port space and QP type imply each other.
+    let kind = asked(|hints| hints.ai_qp_type);
+    let space = asked(|hints| hints.ai_port_space);
+    answer.head.ai_qp_type = kind.unwrap_or(if space == Some(udp) { ud } else { rc });
+    answer.head.ai_port_space = space.unwrap_or(if kind == Some(ud) { udp } else { tcp });
+    let list = live::<AddressList>(publish(answer, AddressList).as_ptr())?;
+    let at = Fields::at(&list);
+    if let Some(source) = source {
+        set!(list.head.ai_src_len = length(source));
+        // SAFETY: the list is live.
+        set!(list.head.ai_src_addr = unsafe { &raw mut (*at).source }.cast());
+    }
+    if let Some(destination) = destination {
+        set!(list.head.ai_dst_len = length(destination));
+        // SAFETY: as above.
+        set!(list.head.ai_dst_addr = unsafe { &raw mut (*at).destination }.cast());
+    }
+    Ok(at.cast())
+}
+
+fn free(list: *mut rdma_addrinfo) -> Result<(), Errno> {
+    if list.is_null() {
+        return Ok(());
+    }
+    // SAFETY: no thread uses `list`, now or later (rdma_freeaddrinfo(3)).
+    unsafe { withdraw::<AddressList>(list.cast()) }.map(drop)
+}
+
+entry! {
+    /// rdma_getaddrinfo(3).
+    uncancelled rdma_getaddrinfo(
+        node: Text, service: Text, hints: In<rdma_addrinfo>, to: Out<*mut rdma_addrinfo>,
+    ) -> value<c_int> = get;
+    /// rdma_freeaddrinfo(3).
+    plain rdma_freeaddrinfo(list: *mut rdma_addrinfo) -> nothing = free;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_the_peer_unless_the_program_listens() {
+        let hints = Hints { numeric: true, ..Hints::default() };
+        let here: SocketAddr = "127.0.0.1:7471".parse().expect("an address");
+        let active = look_up(Some("127.0.0.1"), Some("7471"), &hints);
+        assert_eq!(active, Ok(Found { source: None, destination: Some(here) }));
+        let passive = Hints { passive: true, ..hints };
+        let found = look_up(Some("127.0.0.1"), Some("7471"), &passive);
+        assert_eq!(found, Ok(Found { source: Some(here), destination: None }));
+        let found = look_up(None, Some("7471"), &Hints { family: libc::AF_INET, ..passive });
+        assert_eq!(found.map(|f| f.source), Ok(Some(([0; 4], 7471).into())));
+        let known = Hints { destination: Some(here), ..hints };
+        assert_eq!(look_up(None, None, &known).map(|f| f.destination), Ok(Some(here)));
+        assert_eq!(look_up(None, None, &hints), Ok(Found { source: None, destination: None }));
+        assert_eq!(look_up(Some("no number"), None, &hints), Err(libc::EAI_NONAME));
+    }
+}

@@ -1,0 +1,67 @@
+//! Options of ids (`rdma_set_option(3)`).
+
+use std::ffi::{c_int, c_void};
+
+use super::id::cm_id;
+use crate::c::*;
+use crate::errno::Errno;
+use crate::ffi::entry::entry;
+
+fn set(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: usize,
+) -> Result<(), Errno> {
+    let found = cm_id(id)?;
+    // SAFETY: `value` points to `length` bytes (rdma_set_option(3)), here 1.
+    let byte = || unsafe { value.cast::<u8>().read() };
+    // SAFETY: as above, here 4.
+    let is_on = || unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+    match (level, name, length) {
+        _ if value.is_null() => {
+            Err(Errno::new(libc::EFAULT, format_args!("rdma_set_option: optval is null")))
+        }
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => found.id.set_family_only(is_on()),
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if found.id.is_ud() => {
+            Err(Errno::invalid(format_args!("a UD QP has no acknowledgement timeout")))
+        }
+        // The host's TCP settings determine the timeout. `ibv_query_qp(3)` reports this value.
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
+            found.id.set_ack_timeout(byte());
+            Ok(())
+        }
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4) => found.id.set_reuses_address(is_on()),
+        // The host's settings determine the TOS as well.
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
+        (
+            RDMA_OPTION_ID,
+            RDMA_OPTION_ID_AFONLY
+            | RDMA_OPTION_ID_ACK_TIMEOUT
+            | RDMA_OPTION_ID_REUSEADDR
+            | RDMA_OPTION_ID_TOS,
+            _,
+        ) => Err(Errno::invalid(format_args!("option {name}: wrong optlen {length}"))),
+        (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, _)
+            if length == 0 || !length.is_multiple_of(PATH_DATA_LEN) =>
+        {
+            let reason = format_args!("RDMA_OPTION_IB_PATH: wrong optlen {length}");
+            Err(Errno::invalid(reason))
+        }
+        _ => {
+            let reason = format_args!("option {name} of level {level} is not supported");
+            Err(Errno::new(libc::ENOSYS, reason))
+        }
+    }
+}
+
+/// Bytes of a `struct ibv_path_data`.
+const PATH_DATA_LEN: usize = 72;
+
+entry! {
+    /// rdma_set_option(3).
+    plain rdma_set_option(
+        id: *mut rdma_cm_id, level: c_int, name: c_int, value: *mut c_void, length: usize,
+    ) -> minus_one = set;
+}

@@ -1,0 +1,420 @@
+//! Ids and their events: the data.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rnic_client::{AddressPair, ConnectionRequest, DatagramAddress, Listener, Qp, QpId};
+
+use super::port::ReservedPort;
+use crate::c;
+use crate::errno::Errno;
+use crate::event_queue::EventQueue;
+use crate::ffi::handles::{Body, Foreign, Kind};
+use crate::verbs::async_events::Unacknowledged;
+use crate::verbs::device::{Device, DeviceKind};
+use crate::verbs::qp::{QpBody, find};
+
+/// An id: one end of a connection, or a listener.
+pub(crate) struct IdBody {
+    pub(super) device: Arc<Device>,
+    /// Device of the id: iWARP for `RDMA_PS_TCP`, RoCE for `RDMA_PS_UDP`.
+    kind: DeviceKind,
+    head: OnceLock<Foreign<c::rdma_cm_id>>,
+    /// The channel of its events; `None` once the id is destroyed.
+    pub(super) channel: Mutex<Option<Arc<EventChannel>>>,
+    /// Events that the program has fetched and not acknowledged.
+    pub(crate) unacknowledged: Unacknowledged,
+    pub(super) state: Mutex<State>,
+}
+
+/// State of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Created.
+    Idle,
+    /// Bound to an address.
+    Bound,
+    /// The addresses of both ends are known.
+    AddressResolved,
+    /// Ready to connect.
+    RouteResolved,
+    /// Accepts connection requests.
+    Listening,
+    /// Created by a connection request that is not decided yet.
+    Undecided,
+    /// Has requested or accepted a connection and waits for the peer.
+    Connecting,
+    /// Connected.
+    Connected,
+    /// The connection, or the attempt, has ended.
+    Ended,
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    /// Local address, if known.
+    pub(super) source: Option<SocketAddr>,
+    /// The program chose the local address.
+    pub(super) source_chosen: bool,
+    pub(super) peer: Option<SocketAddr>,
+    /// The address bound in the daemon. An id with an undecided request shares it with its
+    /// listener, because closing the address rejects the request.
+    pub(super) listener: Option<Arc<Listener>>,
+    /// For a listener: maximum number of connection requests that wait to be fetched.
+    pub(super) backlog: usize,
+    /// The port chosen by `rdma_resolve_addr(3)`, held until there is a connection.
+    pub(super) port: Option<ReservedPort>,
+    pub(super) request: Option<ConnectionRequest>,
+    /// A connection request created the id.
+    pub(super) passive: bool,
+    /// The queue pair that `rdma_create_qp(3)` created for the id.
+    pub(super) own_qp: Option<QpId>,
+    /// The queue pair of the connection, or of `lookup`.
+    pub(super) qp: Option<QpId>,
+    /// The QP of a UD lookup that has no reply yet.
+    pub(super) lookup: Option<Arc<Qp>>,
+    /// Data that precedes the private data of the connection request (`ai_connect` of
+    /// `rdma_create_ep(3)`).
+    pub(super) connect_data: Vec<u8>,
+    /// The connection attempt, for retries.
+    pub(super) attempt: Option<Attempt>,
+    /// `rdma_disconnect(3)` was called while connecting: the connection ends as soon as it is
+    /// established.
+    pub(super) ends_at_once: bool,
+    /// Restricted to its own address family on a wildcard address.
+    pub(super) family_only: bool,
+    /// Shares its address with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).
+    pub(super) reuses_address: bool,
+    /// Timeout reported by `ibv_query_qp(3)` for the queue pair of the id.
+    ack_timeout: Option<u8>,
+}
+
+impl IdBody {
+    /// Creates an id with this event channel.
+    pub(crate) fn create(
+        device: Arc<Device>,
+        kind: DeviceKind,
+        channel: Arc<EventChannel>,
+    ) -> Arc<IdBody> {
+        Self::make(device, kind, channel, None, None)
+    }
+
+    /// Creates the id of a connection request.
+    pub(crate) fn with_request(
+        listener: &IdBody,
+        channel: Arc<EventChannel>,
+        request: ConnectionRequest,
+    ) -> Arc<IdBody> {
+        let device = listener.device.clone();
+        let bound = listener.state.lock().listener.clone();
+        Self::make(device, listener.kind, channel, bound, Some(request))
+    }
+
+    fn make(
+        device: Arc<Device>,
+        kind: DeviceKind,
+        channel: Arc<EventChannel>,
+        listener: Option<Arc<Listener>>,
+        request: Option<ConnectionRequest>,
+    ) -> Arc<IdBody> {
+        let addresses = request.as_ref().map(ConnectionRequest::addresses);
+        let state = State {
+            phase: if request.is_some() { Phase::Undecided } else { Phase::Idle },
+            source: addresses.map(|a| a.local),
+            source_chosen: false,
+            peer: addresses.map(|a| a.peer),
+            listener,
+            backlog: 0,
+            port: None,
+            passive: request.is_some(),
+            request,
+            own_qp: None,
+            qp: None,
+            lookup: None,
+            connect_data: Vec::new(),
+            attempt: None,
+            ends_at_once: false,
+            family_only: false,
+            reuses_address: false,
+            ack_timeout: None,
+        };
+        Arc::new(IdBody {
+            device,
+            kind,
+            head: OnceLock::new(),
+            channel: Mutex::new(Some(channel)),
+            unacknowledged: Unacknowledged::default(),
+            state: Mutex::new(state),
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    /// Returns the queue pair of the device with this number.
+    pub(super) fn find_qp(&self, qp: QpId) -> Option<Arc<QpBody>> {
+        find(&self.device, qp)
+    }
+
+    /// Returns true for an id of `RDMA_PS_UDP`, which makes no connections.
+    pub(crate) fn is_ud(&self) -> bool {
+        self.kind == DeviceKind::Roce
+    }
+
+    pub(crate) fn set_head(&self, head: Foreign<c::rdma_cm_id>) {
+        let _ = self.head.set(head);
+    }
+
+    /// Returns the program's pointer to the id.
+    pub(crate) fn head(&self) -> Foreign<c::rdma_cm_id> {
+        self.head.get().copied().unwrap_or(Foreign::NULL)
+    }
+
+    /// Returns the local and the peer address, as far as known.
+    pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let state = self.state.lock();
+        (state.source, state.peer)
+    }
+
+    /// Returns true if the id has a queue pair, its own or that of its connection.
+    pub(crate) fn knows_qp(&self) -> bool {
+        let state = self.state.lock();
+        state.own_qp.is_some() || state.qp.is_some()
+    }
+
+    /// Returns the state of the id.
+    pub(crate) fn phase(&self) -> Phase {
+        self.state.lock().phase
+    }
+
+    /// Sets the id's own QP, which `rdma_create_qp(3)` has usually created.
+    pub(crate) fn set_qp(&self, qp: &QpBody) {
+        let (timeout, is_asked) = {
+            let mut state = self.state.lock();
+            state.own_qp = Some(qp.id());
+            (state.ack_timeout, state.passive)
+        };
+        if is_asked {
+            // Some servers post their first Sends before they accept.
+            qp.allow_sends();
+        }
+        if let Some(timeout) = timeout {
+            qp.states.lock().timeout = timeout;
+        }
+    }
+
+    /// Sets the acknowledgement timeout that its queue pair reports
+    /// (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    pub(crate) fn set_ack_timeout(&self, timeout: u8) {
+        let own_qp = {
+            let mut state = self.state.lock();
+            state.ack_timeout = Some(timeout);
+            state.own_qp
+        };
+        if let Some(qp) = own_qp.and_then(|qp| self.find_qp(qp)) {
+            qp.states.lock().timeout = timeout;
+        }
+    }
+
+    /// Sets data to send before the private data of the connection request.
+    pub(crate) fn set_connect_data(&self, data: &[u8]) {
+        self.state.lock().connect_data = data.to_vec();
+    }
+
+    /// Lets the id share its address with others until it listens (`RDMA_OPTION_ID_REUSEADDR`).
+    pub(crate) fn set_reuses_address(&self, on: bool) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Listening || !on {
+            state.expect(&[Phase::Idle])?;
+        }
+        state.reuses_address = on;
+        Ok(())
+    }
+
+    pub(super) fn reuses_address(&self) -> bool {
+        self.state.lock().reuses_address
+    }
+
+    /// Returns the local address, or `None` if this id may share it with an id that `reuses`.
+    pub(super) fn exclusive_source(&self, reuses: bool) -> Option<SocketAddr> {
+        let state = self.state.lock();
+        state.source.filter(|_| !(reuses && state.reuses_address))
+    }
+
+    /// Forgets the queue pair that was created for the id and is about to be destroyed.
+    pub(crate) fn clear_qp(&self) {
+        self.state.lock().own_qp = None;
+    }
+
+    /// Returns true if events of the id wait to be fetched.
+    pub(crate) fn has_events(&self) -> bool {
+        self.channel.lock().as_ref().is_some_and(|channel| channel.has(self))
+    }
+
+    /// Queues an event.
+    pub(crate) fn push(self: &Arc<Self>, kind: c::rdma_cm_event_type, status: i32) {
+        self.push_event(CmEvent::new(self, kind, status));
+    }
+
+    pub(super) fn push_event(&self, arrived: CmEvent) {
+        if let Some(channel) = &*self.channel.lock() {
+            channel.push(arrived);
+        }
+    }
+}
+
+impl State {
+    /// Returns the local address of a new connection; `None` leaves the choice to the daemon.
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        let chosen = self.source.filter(|_| self.source_chosen);
+        match (&self.port, self.peer) {
+            (Some(port), Some(peer)) => {
+                let port = port.local(peer);
+                Some(chosen.map_or(port, |chosen| SocketAddr::new(chosen.ip(), port.port())))
+            }
+            _ => chosen,
+        }
+    }
+
+    /// Releases the reserved port. Returns false if there was none.
+    pub(super) fn release_port(&mut self) -> bool {
+        let released = self.port.take().is_some();
+        if let Some(source) = self.source.as_mut().filter(|_| released) {
+            source.set_port(0);
+        }
+        released
+    }
+
+    /// Checks that the phase is one of `phases`. Returns `EINVAL` otherwise.
+    pub(super) fn expect(&self, phases: &[Phase]) -> Result<(), Errno> {
+        if phases.contains(&self.phase) {
+            return Ok(());
+        }
+        let phase = self.phase;
+        Err(Errno::invalid(format_args!("the id is in phase {phase:?}, not {phases:?}")))
+    }
+}
+
+/// An event channel.
+pub(crate) struct EventChannel {
+    /// Keeps the device open.
+    _device: Arc<Device>,
+    queue: EventQueue<CmEvent>,
+}
+
+impl Body for Arc<EventChannel> {
+    type Head = c::rdma_event_channel;
+    const KIND: Kind = Kind::EventChannel;
+}
+
+impl EventChannel {
+    pub(crate) fn create(device: Arc<Device>) -> Result<Arc<EventChannel>, Errno> {
+        Ok(Arc::new(EventChannel { _device: device, queue: EventQueue::new()? }))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.queue.fd()
+    }
+
+    pub(super) fn push(&self, arrived: CmEvent) {
+        self.queue.push(arrived);
+    }
+
+    /// Returns the next event. Waits for it unless the descriptor is non-blocking.
+    pub(crate) fn next(&self) -> Result<CmEvent, Errno> {
+        Ok(self.queue.next(|arrived| arrived.id.unacknowledged.handed_out())?)
+    }
+
+    /// Returns true if an event of the id waits to be fetched.
+    pub(super) fn has(&self, id: &IdBody) -> bool {
+        self.queue.count(|arrived| std::ptr::eq(&*arrived.id, id)) > 0
+    }
+
+    /// Returns the number of connection requests of a listener that wait to be fetched.
+    pub(super) fn requests(&self, listener: &IdBody) -> usize {
+        let asks = |a: &CmEvent| a.request.is_some() && std::ptr::eq(&*a.id, listener);
+        self.queue.count(asks)
+    }
+
+    /// Removes and returns the events of an id that wait to be fetched.
+    pub(super) fn take_back(&self, id: &IdBody) -> Vec<CmEvent> {
+        self.queue.take_back(|arrived| std::ptr::eq(&*arrived.id, id))
+    }
+}
+
+/// An event (`rdma_get_cm_event(3)`).
+pub(crate) struct CmEvent {
+    /// The id of the event, or the listener of a connection request.
+    pub(crate) id: Arc<IdBody>,
+    pub(crate) kind: c::rdma_cm_event_type,
+    /// 0, a negative `errno(3)` number, or the positive SIDR status of a failed UD lookup.
+    pub(crate) status: i32,
+    pub(crate) connection: Option<Parameters>,
+    /// The addresses of both ends, if known.
+    pub(crate) addresses: Option<AddressPair>,
+    /// The connection request.
+    pub(crate) request: Option<ConnectionRequest>,
+}
+
+/// Parameters of a connection, or the result of a UD lookup.
+#[derive(Default)]
+pub(crate) struct Parameters {
+    pub(crate) private_data: Vec<u8>,
+    /// Maximum number of outstanding Reads from the peer.
+    pub(crate) inbound: u16,
+    /// Maximum number of outstanding Reads to the peer.
+    pub(crate) outbound: u16,
+    /// The queue pair, if known.
+    pub(crate) qp: Option<QpId>,
+    /// Destination of datagrams, for an id of `RDMA_PS_UDP`.
+    pub(crate) address: Option<DatagramAddress>,
+}
+
+impl CmEvent {
+    pub(super) fn new(id: &Arc<IdBody>, kind: c::rdma_cm_event_type, status: i32) -> Self {
+        CmEvent { id: id.clone(), kind, status, connection: None, addresses: None, request: None }
+    }
+}
+
+/// Parameters of a connection, given by the program (`struct rdma_conn_param`).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConnectParams {
+    pub(crate) private_data: Vec<u8>,
+    /// Maximum number of outstanding Reads from the peer; `None` for the device's maximum.
+    pub(crate) inbound: Option<u16>,
+    /// Maximum number of outstanding Reads to the peer; `None` for the device's maximum.
+    pub(crate) outbound: Option<u16>,
+    /// A QP that the program created without the id. Used if the id has none.
+    pub(crate) qp: Option<QpId>,
+}
+
+/// Time after which a refusal is reported.
+const RETRY_GRACE: Duration = Duration::from_millis(500);
+/// Pause before the next attempt.
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+/// A connection attempt and its deadline.
+#[derive(Clone)]
+pub(super) struct Attempt {
+    pub(super) wanted: ConnectParams,
+    until: Instant,
+}
+
+impl Attempt {
+    pub(super) fn new(wanted: &ConnectParams) -> Self {
+        Attempt { wanted: wanted.clone(), until: Instant::now() + RETRY_GRACE }
+    }
+
+    /// Returns true if it is too early to report a refusal.
+    pub(super) fn can_retry(&self) -> bool {
+        Instant::now() + RETRY_PAUSE < self.until
+    }
+}

@@ -1,0 +1,198 @@
+//! The C functions that query a context.
+
+use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
+
+use super::{ContextBody, context};
+use crate::c::*;
+use crate::errno::Errno;
+use crate::ffi::entry::entry;
+use crate::ffi::pointers::{In, InOut, Out, get, set};
+use crate::verbs::device::PORT;
+
+fn device(of: *mut ibv_context, attr: Out<ibv_device_attr>) -> Result<(), Errno> {
+    let context = context(of)?;
+    attr.required("device_attr")?.write(context.attributes());
+    Ok(())
+}
+
+fn device_ex(
+    of: *mut ibv_context,
+    input: In<ibv_query_device_ex_input>,
+    attr: Out<ibv_device_attr_ex>,
+    length: usize,
+) -> Result<(), Errno> {
+    let context = context(of)?;
+    let comp_mask = input.optional().map_or(0, |input| input.comp_mask);
+    if comp_mask != 0 {
+        let reason = format_args!("comp_mask {comp_mask:#x} of the input is not 0");
+        return Err(Errno::invalid(reason));
+    }
+    // SAFETY: `attr` has room for `length` bytes (ibv_query_device_ex(3)).
+    unsafe { attr.required("attr")?.write_prefix(&context.attributes_ex(), 0, length) };
+    Ok(())
+}
+
+/// Queries the port for programs built before 2018, whose structure ends before `port_cap_flags2`.
+fn port_without_flags2(
+    of: *mut ibv_context,
+    port: u8,
+    attr: Out<ibv_port_attr>,
+) -> Result<(), Errno> {
+    port_prefix(of, port, attr, offset_of!(ibv_port_attr, port_cap_flags2))
+}
+
+fn port_prefix(
+    of: *mut ibv_context,
+    port: u8,
+    attr: Out<ibv_port_attr>,
+    length: usize,
+) -> Result<(), Errno> {
+    let found = context(of)?.port(port)?;
+    // SAFETY: `attr` has room for `length` bytes (ibv_query_port(3)).
+    unsafe { attr.required("port_attr")?.write_prefix(&found, 0, length) };
+    Ok(())
+}
+
+fn rt_values(_of: *mut ibv_context, values: InOut<ibv_values_ex>) -> Result<(), Errno> {
+    let values = values.required("values")?;
+    let mask = get!(values.comp_mask) & IBV_VALUES_MASK_RAW_CLOCK;
+    if mask != 0 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        set!(values.raw_clock.tv_sec = now.tv_sec);
+        set!(values.raw_clock.tv_nsec = now.tv_nsec);
+    }
+    set!(values.comp_mask = mask);
+    Ok(())
+}
+
+fn gid(of: *mut ibv_context, port: u8, index: c_int, to: Out<ibv_gid>) -> Result<(), Errno> {
+    // A negative index is out of range for every table.
+    let index = u32::try_from(index).unwrap_or(u32::MAX);
+    to.write(context(of)?.gid(port, index)?);
+    Ok(())
+}
+
+fn gid_type(of: *mut ibv_context, port: u8, index: u32, kind: Out<u32>) -> Result<(), Errno> {
+    let entry = entry_of(&*context(of)?, port, index)?;
+    // As in the kernel's files: 1 is RoCE v2, 0 is RoCE v1 and everything else.
+    kind.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2));
+    Ok(())
+}
+
+fn gid_ex(
+    of: *mut ibv_context,
+    port: u32,
+    index: u32,
+    entry: Out<ibv_gid_entry>,
+    flags: u32,
+    length: usize,
+) -> Result<(), Errno> {
+    no_flags(flags)?;
+    let found = entry_of(&*context(of)?, u8::try_from(port).unwrap_or(0), index)?;
+    // SAFETY: `entry` has room for `length` bytes (ibv_query_gid_ex(3)).
+    unsafe { entry.required("entry")?.write_prefix(&found, 0, length) };
+    Ok(())
+}
+
+fn gid_table(
+    of: *mut ibv_context,
+    entries: Out<ibv_gid_entry>,
+    room: usize,
+    flags: u32,
+    length: usize,
+) -> Result<usize, Errno> {
+    no_flags(flags)?;
+    let context = context(of)?;
+    // The result omits empty entries of the table.
+    let rows = (0..context.gid_count()).filter_map(|n| entry_of(&context, PORT, n).ok());
+    let rows: Vec<_> = rows.collect();
+    let count = rows.len();
+    if count > room {
+        return Err(Errno::invalid(format_args!("{count} GIDs, but room for {room} entries")));
+    }
+    for (index, row) in rows.iter().enumerate() {
+        // SAFETY: `entries` has room for `room` structures of `length` bytes
+        // (ibv_query_gid_table(3)), which are at least `count`.
+        unsafe { entries.required("entries")?.write_prefix(row, index, length) };
+    }
+    Ok(count)
+}
+
+fn no_flags(flags: u32) -> Result<(), Errno> {
+    match flags {
+        0 => Ok(()),
+        _ => Err(Errno::unsupported(format_args!("GID query flags {flags:#x} are not 0"))),
+    }
+}
+
+fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry, Errno> {
+    let gid = context.gid(port, index)?;
+    let row = context.gid_row(port, index);
+    if row.as_ref().is_some_and(|row| row.gid.is_zero()) {
+        let reason = format_args!("GID index {index}: the entry is empty");
+        return Err(Errno::new(libc::ENODATA, reason));
+    }
+    Ok(ibv_gid_entry {
+        gid,
+        gid_index: index,
+        port_num: PORT.into(),
+        gid_type: if row.is_some() { IBV_GID_TYPE_ROCE_V2 } else { IBV_GID_TYPE_IB },
+        ndev_ifindex: row.map_or(0, |row| row.interface_index),
+    })
+}
+
+fn pkey(of: *mut ibv_context, port: u8, index: c_int, to: Out<u16>) -> Result<(), Errno> {
+    to.write(context(of)?.pkey(port, index)?);
+    Ok(())
+}
+
+fn pkey_index(of: *mut ibv_context, port: u8, pkey: u16) -> Result<(), Errno> {
+    if context(of)?.pkey(port, 0)? == pkey {
+        return Ok(());
+    }
+    let pkey = u16::from_be(pkey);
+    Err(Errno::invalid(format_args!("P_Key {pkey:#06x} is not in the table of the port")))
+}
+
+entry! {
+    /// ibv_query_device(3).
+    plain ibv_query_device(of: *mut ibv_context, attr: Out<ibv_device_attr>) -> status = device;
+    /// ibv_query_device_ex(3).
+    plain query_device_ex(
+        of: *mut ibv_context, input: In<ibv_query_device_ex_input>, attr: Out<ibv_device_attr_ex>,
+        length: usize,
+    ) -> status = device_ex;
+    /// ibv_query_port(3).
+    plain ibv_query_port(of: *mut ibv_context, port: u8, attr: Out<ibv_port_attr>) -> status
+        = port_without_flags2;
+    /// ibv_query_port(3), for programs built since 2018.
+    plain query_port(
+        of: *mut ibv_context, port: u8, attr: Out<ibv_port_attr>, length: usize,
+    ) -> status = port_prefix;
+    /// ibv_query_rt_values_ex(3).
+    plain query_rt_values(of: *mut ibv_context, values: InOut<ibv_values_ex>) -> status = rt_values;
+    /// ibv_query_gid(3).
+    uncancelled ibv_query_gid(
+        of: *mut ibv_context, port: u8, index: c_int, to: Out<ibv_gid>,
+    ) -> minus_one = gid;
+    /// `ibv_query_gid_type`, a private function that tools call.
+    uncancelled ibv_query_gid_type(
+        of: *mut ibv_context, port: u8, index: c_uint, kind: Out<u32>,
+    ) -> minus_one = gid_type;
+    /// ibv_query_gid_ex(3).
+    uncancelled _ibv_query_gid_ex(
+        of: *mut ibv_context, port: u32, index: u32, entry: Out<ibv_gid_entry>, flags: u32,
+        length: usize,
+    ) -> status = gid_ex;
+    /// ibv_query_gid_table(3).
+    uncancelled _ibv_query_gid_table(
+        of: *mut ibv_context, entries: Out<ibv_gid_entry>, room: usize, flags: u32, length: usize,
+    ) -> negative<isize> = gid_table;
+    /// ibv_query_pkey(3).
+    plain ibv_query_pkey(
+        of: *mut ibv_context, port: u8, index: c_int, to: Out<u16>,
+    ) -> minus_one = pkey;
+    /// ibv_get_pkey_index(3).
+    plain ibv_get_pkey_index(of: *mut ibv_context, port: u8, pkey: u16) -> minus_one = pkey_index;
+}

@@ -1,0 +1,40 @@
+//! The session of this process with the daemon.
+//!
+//! It lives as long as anything that uses it: a device list, a context, an event channel, an id. A
+//! child created by `fork` starts without one, and must not touch its parent's.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::c::ibv_device;
+use crate::errno::Errno;
+use crate::verbs::device::{Device, DeviceKind, KINDS};
+use crate::verbs::event_thread;
+
+static CURRENT: Mutex<Option<(u32, Weak<Device>)>> = Mutex::new(None);
+
+/// Returns the device of this process. Opens it if necessary.
+pub(crate) fn open() -> Result<Arc<Device>, Errno> {
+    let owner = std::process::id();
+    let mut current = CURRENT.lock();
+    if let Some((of, device)) = &*current
+        && *of == owner
+        && let Some(device) = device.upgrade()
+        && device.is_usable()
+    {
+        return Ok(device);
+    }
+    let device = Arc::new(Device::connect()?);
+    *current = Some((owner, Arc::downgrade(&device)));
+    drop(current);
+    event_thread::listen(&device)?;
+    Ok(device)
+}
+
+/// Returns the device and the kind for a C pointer, if it belongs to the current device.
+pub(crate) fn with_head(head: *const ibv_device) -> Option<(Arc<Device>, DeviceKind)> {
+    let device = CURRENT.lock().as_ref().and_then(|(_, device)| device.upgrade())?;
+    let kind = KINDS.into_iter().find(|kind| std::ptr::eq(device.head(*kind).0, head))?;
+    Some((device, kind))
+}
