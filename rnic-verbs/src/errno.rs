@@ -9,6 +9,28 @@ use rnic_client::{AdmissionError, Error, Refusal};
 
 use crate::{log, system};
 
+/// Creates an [`Errno`] from a number and the format of a reason.
+macro_rules! errno {
+    ($number:expr, $($reason:tt)*) => {
+        $crate::errno::Errno::new($number, format_args!($($reason)*))
+    };
+}
+
+/// Creates an `EINVAL`.
+macro_rules! invalid {
+    ($($reason:tt)*) => { errno!(libc::EINVAL, $($reason)*) };
+}
+
+/// Creates an `EOPNOTSUPP`.
+macro_rules! unsupported {
+    ($($reason:tt)*) => { errno!(libc::EOPNOTSUPP, $($reason)*) };
+}
+
+/// Creates an `EBUSY`.
+macro_rules! busy {
+    ($($reason:tt)*) => { errno!(libc::EBUSY, $($reason)*) };
+}
+
 /// The error of a call: an `errno(3)` number, and the reason with the value and object at fault.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Errno {
@@ -21,21 +43,6 @@ impl Errno {
     /// Creates an error. Formats the reason only if the log is enabled.
     pub(crate) fn new(number: i32, reason: fmt::Arguments<'_>) -> Errno {
         Errno { number, reason: log::is_on().then(|| reason.to_string().into()) }
-    }
-
-    /// Creates an `EINVAL`.
-    pub(crate) fn invalid(reason: fmt::Arguments<'_>) -> Errno {
-        Errno::new(libc::EINVAL, reason)
-    }
-
-    /// Creates an `EOPNOTSUPP`.
-    pub(crate) fn unsupported(reason: fmt::Arguments<'_>) -> Errno {
-        Errno::new(libc::EOPNOTSUPP, reason)
-    }
-
-    /// Creates an `EBUSY`.
-    pub(crate) fn busy(reason: fmt::Arguments<'_>) -> Errno {
-        Errno::new(libc::EBUSY, reason)
     }
 
     /// Creates an error for an empty queue or an interrupted wait. Not logged, because polling

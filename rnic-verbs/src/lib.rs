@@ -10,6 +10,7 @@
 #![allow(unsafe_code)] // A C boundary: pointers come from and go to programs.
 
 pub mod c;
+#[macro_use]
 mod errno;
 mod event_queue;
 mod exports;

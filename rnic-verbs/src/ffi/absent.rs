@@ -8,8 +8,6 @@ use std::ptr;
 
 use libc::{c_int, c_void};
 
-use crate::errno::Errno;
-
 /// Defines functions that only fail, by their result:
 /// - `pointer`: null, with `errno`;
 /// - `number`: the error number, as in most of libibverbs;
@@ -119,5 +117,5 @@ pub(crate) fn minus_one(name: &str) -> isize {
 }
 
 pub(crate) fn number(name: &str) -> c_int {
-    Errno::unsupported(format_args!("{name} is not supported by this device")).report()
+    unsupported!("{name} is not supported by this device").report()
 }

@@ -145,15 +145,8 @@ impl<T> Out<T> {
 /// A structure of which only some fields are valid: the program's headers may lack the last ones,
 /// or a mask selects fields. Read and written by field, with [`get!`](crate::ffi::pointers::get)
 /// and [`set!`](crate::ffi::pointers::set).
+#[derive(Clone, Copy)]
 pub(crate) struct InOut<T>(*mut T);
-
-impl<T> Clone for InOut<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for InOut<T> {}
 
 impl<T> Argument for InOut<T> {
     type C = *mut T;
@@ -187,15 +180,8 @@ impl<'a, T> From<&'a mut T> for InOut<T> {
 }
 
 /// The fields of a structure of the program.
+#[derive(Clone, Copy)]
 pub(crate) struct Place<T>(*mut T);
-
-impl<T> Clone for Place<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Place<T> {}
 
 impl<T> Place<T> {
     /// Returns a copy of the whole structure.
@@ -319,5 +305,5 @@ impl Text {
 }
 
 fn null(name: &str) -> Errno {
-    Errno::invalid(format_args!("{name} is a null pointer"))
+    invalid!("{name} is a null pointer")
 }

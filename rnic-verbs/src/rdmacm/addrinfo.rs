@@ -95,8 +95,8 @@ fn get(node: Text, service: Text, hints: In<rdma_addrinfo>, to: Out<*mut rdma_ad
     let hints = hints.optional();
     let hints = hints.as_ref();
     if node.is_none() && service.is_none() && hints.is_none() {
-        let reason = format_args!("rdma_getaddrinfo: node, service and hints are all null");
-        return minus_one(Err(Errno::invalid(reason)));
+        let errno = invalid!("rdma_getaddrinfo: node, service and hints are all null");
+        return minus_one(Err(errno));
     }
     let answered = look_up(node, service, &known(hints))
         .map(|found| answer(found.source, found.destination, hints).map(|answer| to.write(answer)));

@@ -83,7 +83,7 @@ impl IdBody {
             let state = self.state.lock();
             (state.qp, state.lookup.clone(), state.peer, state.local())
         };
-        let peer = peer.ok_or_else(|| Errno::invalid(format_args!("the id has no peer")))?;
+        let peer = peer.ok_or_else(|| invalid!("the id has no peer"))?;
         if let Some(lookup) = lookup {
             let private_data = wanted.private_data.clone();
             let options = ResolveOptions { private_data, local, timeout: None };
@@ -129,8 +129,7 @@ impl IdBody {
                 }
                 Phase::Undecided | Phase::Ended => return Ok(()),
                 phase => {
-                    let reason = format_args!("the id has no connection: its phase is {phase:?}");
-                    return Err(Errno::invalid(reason));
+                    return Err(invalid!("the id has no connection: its phase is {phase:?}"));
                 }
             }
         };
@@ -153,25 +152,23 @@ impl IdBody {
     ) -> Result<Arc<QpBody>, Errno> {
         let qp = state.own_qp.or(wanted.qp).ok_or_else(no_qp)?;
         let found = self.find_qp(qp).ok_or_else(|| {
-            Errno::invalid(format_args!(
-                "the id has no queue pair, and conn_param.qp_num {qp} does not exist"
-            ))
+            invalid!("the id has no queue pair, and conn_param.qp_num {qp} does not exist")
         })?;
         let (serves, wanted) = match self.kind() {
             DeviceKind::Iwarp => (!found.is_roce(), "an iWARP QP"),
             DeviceKind::Roce => (found.ud_pd().is_some(), "a UD QP"),
         };
         if !serves {
-            let reason =
-                format_args!("QP {qp} is not {wanted}, which the port space of the id requires");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!(
+                "QP {qp} is not {wanted}, which the port space of the id requires"
+            ));
         }
         Ok(found)
     }
 }
 
 fn no_qp() -> Errno {
-    Errno::invalid(format_args!("the id has no queue pair, and conn_param specifies none"))
+    invalid!("the id has no queue pair, and conn_param specifies none")
 }
 
 fn connect(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> Result<(), Errno> {
@@ -218,8 +215,7 @@ fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
 fn establish(id: *mut rdma_cm_id) -> Result<(), Errno> {
     let id = cm_id(id)?;
     if !get!(id.qp).is_null() {
-        let reason = format_args!("rdma_establish: the id has a queue pair of its own");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("rdma_establish: the id has a queue pair of its own"));
     }
     id.id.establish()
 }
@@ -229,7 +225,7 @@ fn establish(id: *mut rdma_cm_id) -> Result<(), Errno> {
 fn notify(id: *mut rdma_cm_id) -> Result<(), Errno> {
     match of_device(id)?.id.phase() {
         phase @ (Phase::Idle | Phase::Bound | Phase::AddressResolved | Phase::RouteResolved) => {
-            Err(Errno::invalid(format_args!("rdma_notify of an id in phase {phase:?}")))
+            Err(invalid!("rdma_notify of an id in phase {phase:?}"))
         }
         Phase::Listening
         | Phase::Undecided

@@ -39,10 +39,7 @@ fn fill(list: &mut Contexts) -> Result<usize, Errno> {
         *place = default_context(&device, *kind)?;
     }
     match kinds.len() {
-        0 => {
-            let reason = format_args!("no device matches RNIC_DEVICES");
-            Err(Errno::new(libc::ENODEV, reason))
-        }
+        0 => Err(errno!(libc::ENODEV, "no device matches RNIC_DEVICES")),
         n => Ok(n),
     }
 }

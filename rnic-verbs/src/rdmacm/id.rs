@@ -54,7 +54,7 @@ pub(super) fn cm_id(id: *mut rdma_cm_id) -> Result<Live<CmIdBody>, Errno> {
 pub(super) fn of_device(id: *mut rdma_cm_id) -> Result<Live<CmIdBody>, Errno> {
     let id = cm_id(id)?;
     if get!(id.verbs).is_null() {
-        return Err(Errno::invalid(format_args!("the id is not bound to a device yet")));
+        return Err(invalid!("the id is not bound to a device yet"));
     }
     Ok(id)
 }
@@ -187,10 +187,12 @@ pub(super) fn create(
         RDMA_PS_UDP => DeviceKind::Roce,
         // Multicast, and InfiniBand addresses.
         RDMA_PS_IPOIB | RDMA_PS_IB => {
-            let reason = format_args!("port space {port_space:#x}: only TCP and UDP are supported");
-            return Err(Errno::new(libc::EPROTONOSUPPORT, reason));
+            return Err(errno!(
+                libc::EPROTONOSUPPORT,
+                "port space {port_space:#x}: only TCP and UDP are supported"
+            ));
         }
-        _ => return Err(Errno::invalid(format_args!("{port_space:#x} is not a port space"))),
+        _ => return Err(invalid!("{port_space:#x} is not a port space")),
     };
     let device = open_device()?;
     let of_device = device.clone();
@@ -211,7 +213,7 @@ pub(super) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
 fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), Errno> {
     let id = cm_id(id)?;
     if to.is_null() && id.is_synchronous() {
-        return Err(Errno::invalid(format_args!("the id is already synchronous")));
+        return Err(invalid!("the id is already synchronous"));
     }
     let (at, own) = channel_for(id.id.device(), to)?;
     acknowledge_own(id);

@@ -72,7 +72,7 @@ impl Ids {
     pub(super) fn claim_qp(&self, qp: QpId, id: &Arc<IdBody>) -> Result<(), Errno> {
         let mut by_qp = self.by_qp.lock();
         if by_qp.get(&qp).is_some_and(|held| !held.has_ended && !Arc::ptr_eq(&held.id, id)) {
-            return Err(Errno::invalid(format_args!("QP {qp} is already used by another id")));
+            return Err(invalid!("QP {qp} is already used by another id"));
         }
         by_qp.insert(qp, Holder { id: id.clone(), has_ended: false });
         Ok(())
@@ -112,12 +112,10 @@ impl Ids {
                 free.insert(id.clone());
                 Ok(())
             }
-            Entry::Occupied(_) => {
-                let reason = format_args!(
-                    "another id with RDMA_OPTION_ID_REUSEADDR listens on this address"
-                );
-                Err(Errno::new(libc::EADDRINUSE, reason))
-            }
+            Entry::Occupied(_) => Err(errno!(
+                libc::EADDRINUSE,
+                "another id with RDMA_OPTION_ID_REUSEADDR listens on this address"
+            )),
         }
     }
 

@@ -114,8 +114,7 @@ impl IdBody {
             ("initiator_depth", wanted.outbound, has.max_ord),
         ] {
             if let Some(wanted) = wanted.filter(|&wanted| wanted > most) {
-                let reason = format_args!("{name} {wanted} is above the maximum, {most}");
-                return Err(Errno::invalid(reason));
+                return Err(invalid!("{name} {wanted} is above the maximum, {most}"));
             }
         }
         Ok(())
@@ -124,8 +123,7 @@ impl IdBody {
     fn check_answer(&self, private_data: &[u8]) -> Result<(), Errno> {
         let length = private_data.len();
         if self.is_ud() && length > MAX_ANSWER_DATA {
-            let reason = format_args!("private_data_len {length} is above {MAX_ANSWER_DATA}");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("private_data_len {length} is above {MAX_ANSWER_DATA}"));
         }
         Ok(())
     }
@@ -148,7 +146,7 @@ impl IdBody {
 const MAX_ANSWER_DATA: usize = 136;
 
 fn no_longer(what: &str) -> Errno {
-    Errno::invalid(format_args!("the id {what}"))
+    invalid!("the id {what}")
 }
 
 fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
@@ -192,8 +190,7 @@ fn reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8) -> Resul
 fn get_request(listener: *mut rdma_cm_id, to: Out<*mut rdma_cm_id>) -> Result<(), Errno> {
     let found = cm_id(listener)?;
     if !found.is_synchronous() {
-        let reason = format_args!("rdma_get_request: the id has an event channel");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("rdma_get_request: the id has an event channel"));
     }
     acknowledge_own(found);
     let event = events::fetch(get!(found.channel))?;
@@ -210,8 +207,7 @@ fn accepted_id(listener: Live<CmIdBody>, at: *mut rdma_cm_event) -> Result<*mut 
     match get!(event.status) {
         0 if kind == RDMA_CM_EVENT_CONNECT_REQUEST => {}
         0 => {
-            let reason = format_args!("event {kind} is not a connection request");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("event {kind} is not a connection request"));
         }
         status => return Err(events::failed_event(kind, status)),
     }

@@ -20,12 +20,10 @@ fn set(
     // SAFETY: as above, here 4.
     let is_on = || unsafe { value.cast::<c_int>().read_unaligned() } != 0;
     match (level, name, length) {
-        _ if value.is_null() => {
-            Err(Errno::new(libc::EFAULT, format_args!("rdma_set_option: optval is null")))
-        }
+        _ if value.is_null() => Err(errno!(libc::EFAULT, "rdma_set_option: optval is null")),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => found.id.set_family_only(is_on()),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if found.id.is_ud() => {
-            Err(Errno::invalid(format_args!("a UD QP has no acknowledgement timeout")))
+            Err(invalid!("a UD QP has no acknowledgement timeout"))
         }
         // The host's TCP settings determine the timeout. `ibv_query_qp(3)` reports this value.
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
@@ -42,17 +40,13 @@ fn set(
             | RDMA_OPTION_ID_REUSEADDR
             | RDMA_OPTION_ID_TOS,
             _,
-        ) => Err(Errno::invalid(format_args!("option {name}: wrong optlen {length}"))),
+        ) => Err(invalid!("option {name}: wrong optlen {length}")),
         (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, _)
             if length == 0 || !length.is_multiple_of(PATH_DATA_LEN) =>
         {
-            let reason = format_args!("RDMA_OPTION_IB_PATH: wrong optlen {length}");
-            Err(Errno::invalid(reason))
+            Err(invalid!("RDMA_OPTION_IB_PATH: wrong optlen {length}"))
         }
-        _ => {
-            let reason = format_args!("option {name} of level {level} is not supported");
-            Err(Errno::new(libc::ENOSYS, reason))
-        }
+        _ => Err(errno!(libc::ENOSYS, "option {name} of level {level} is not supported")),
     }
 }
 

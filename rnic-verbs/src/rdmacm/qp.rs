@@ -52,8 +52,7 @@ fn create_with(
 ) -> Result<(), Errno> {
     let kind = get!(w.qp_type);
     if cm_id(id)?.id.is_ud() && kind != IBV_QPT_UD {
-        let reason = format_args!("qp_type {kind}: ids of RDMA_PS_UDP have UD QPs");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("qp_type {kind}: ids of RDMA_PS_UDP have UD QPs"));
     }
     let id = of_device(id)?;
     let send_cq = get!(w.send_cq);
@@ -79,7 +78,7 @@ fn prepare(
     w: Place<ibv_qp_init_attr>,
 ) -> Result<*mut ibv_pd, Errno> {
     if !get!(id.qp).is_null() {
-        return Err(Errno::invalid(format_args!("the id already has a queue pair")));
+        return Err(invalid!("the id already has a queue pair"));
     }
     let pd = match (pd.is_null(), get!(id.pd).is_null()) {
         (false, _) => pd,
@@ -232,7 +231,7 @@ fn ud_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
 }
 
 fn no_transition(state: ibv_qp_state) -> Errno {
-    Errno::invalid(format_args!("qp_state {state}: rdma_init_qp_attr supports INIT, RTR and RTS"))
+    invalid!("qp_state {state}: rdma_init_qp_attr supports INIT, RTR and RTS")
 }
 
 entry! {

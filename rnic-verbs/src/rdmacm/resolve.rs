@@ -23,8 +23,11 @@ impl IdBody {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle])?;
         if net::is_multicast_or_broadcast(address.ip()) {
-            let reason = format_args!("{} is a multicast or broadcast address", address.ip());
-            return Err(Errno::new(libc::EADDRNOTAVAIL, reason));
+            return Err(errno!(
+                libc::EADDRNOTAVAIL,
+                "{} is a multicast or broadcast address",
+                address.ip()
+            ));
         }
         let ids = self.ids();
         let listener = self
@@ -126,8 +129,7 @@ impl IdBody {
             let from = match from {
                 Some(from) if from.is_ipv4() == peer.is_ipv4() => from,
                 Some(from) => {
-                    let reason = format_args!("{from} and {peer} are of different families");
-                    return Err(Errno::invalid(reason));
+                    return Err(invalid!("{from} and {peer} are of different families"));
                 }
                 None if peer.is_ipv4() => SocketAddr::from(([0; 4], 0)),
                 None => SocketAddr::from(([0u16; 8], 0)),
@@ -175,7 +177,7 @@ pub(super) fn bind(id: *mut rdma_cm_id, address: Address) -> Result<(), Errno> {
 }
 
 fn no_address() -> Errno {
-    Errno::invalid(format_args!("the address is null, or its family is not AF_INET or AF_INET6"))
+    invalid!("the address is null, or its family is not AF_INET or AF_INET6")
 }
 
 /// Finds the route to a peer. The result is available at once.

@@ -4,8 +4,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::id::{CmIdBody, cm_id, of_device};
-use crate::c::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, ibv_pd, ibv_srq, rdma_cm_id};
-use crate::c::{ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::c::*;
 use crate::errno::{self, Errno};
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Kind, Live, live};
@@ -30,7 +29,7 @@ fn create_ex(id: *mut rdma_cm_id, wanted: InOut<ibv_srq_init_attr_ex>) -> Result
     let w = wanted.required("srq_init_attr")?;
     let mask = get!(w.comp_mask);
     if mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
-        return Err(Errno::invalid(format_args!("comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE")));
+        return Err(invalid!("comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE"));
     }
     let named = if mask & IBV_SRQ_INIT_ATTR_PD != 0 { get!(w.pd) } else { null_mut() };
     let id = of_device(id)?;
@@ -49,7 +48,7 @@ fn set_srq(id: Live<CmIdBody>, pd: *mut ibv_pd, made: *mut ibv_srq) {
 /// Returns the PD for an SRQ of an id: `named`, or the id's, or the default PD of the device.
 fn pd_for_srq(id: Live<CmIdBody>, named: *mut ibv_pd) -> Result<*mut ibv_pd, Errno> {
     if !get!(id.srq).is_null() {
-        return Err(Errno::invalid(format_args!("the id already has a shared receive queue")));
+        return Err(invalid!("the id already has a shared receive queue"));
     }
     if named.is_null() {
         let own = get!(id.pd);

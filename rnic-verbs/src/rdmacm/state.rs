@@ -31,9 +31,10 @@ pub(crate) struct IdBody {
 }
 
 /// State of an id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Created.
+    #[default]
     Idle,
     /// Bound to an address.
     Bound,
@@ -53,6 +54,7 @@ pub(crate) enum Phase {
     Ended,
 }
 
+#[derive(Default)]
 pub(super) struct State {
     pub(super) phase: Phase,
     /// Local address, if known.
@@ -124,22 +126,11 @@ impl IdBody {
         let state = State {
             phase: if request.is_some() { Phase::Undecided } else { Phase::Idle },
             source: addresses.map(|a| a.local),
-            source_chosen: false,
             peer: addresses.map(|a| a.peer),
             listener,
-            backlog: 0,
-            port: None,
             passive: request.is_some(),
             request,
-            own_qp: None,
-            qp: None,
-            lookup: None,
-            connect_data: Vec::new(),
-            attempt: None,
-            ends_at_once: false,
-            family_only: false,
-            reuses_address: false,
-            ack_timeout: None,
+            ..State::default()
         };
         Arc::new(IdBody {
             device,
@@ -299,7 +290,7 @@ impl State {
             return Ok(());
         }
         let phase = self.phase;
-        Err(Errno::invalid(format_args!("the id is in phase {phase:?}, not {phases:?}")))
+        Err(invalid!("the id is in phase {phase:?}, not {phases:?}"))
     }
 }
 

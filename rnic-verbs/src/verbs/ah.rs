@@ -51,8 +51,7 @@ impl AhBody {
         gids: &[GidRow],
     ) -> Result<AhBody, Errno> {
         if gids.is_empty() {
-            let reason = format_args!("address handles: the device has no GID to send from");
-            return Err(Errno::unsupported(reason));
+            return Err(unsupported!("address handles: the device has no GID to send from"));
         }
         check_route(attributes, gids)?;
         Ok(AhBody { pd, route: route(attributes) })
@@ -67,7 +66,7 @@ impl AhBody {
         if self.pd.client().id() == pd {
             return Ok(self.route);
         }
-        Err(Errno::invalid(format_args!("the address handle belongs to another PD than the QP")))
+        Err(invalid!("the address handle belongs to another PD than the QP"))
     }
 }
 
@@ -88,9 +87,9 @@ pub(crate) fn back_to_sender(
     header: &[u8; GRH_LEN],
     gids: &[GidRow],
 ) -> Result<ibv_ah_attr, Errno> {
-    let none = || Errno::invalid(format_args!("the GRH is neither an IPv4 nor an IPv6 header"));
+    let none = || invalid!("the GRH is neither an IPv4 nor an IPv6 header");
     let (from, to) = route_of(header).ok_or_else(none)?;
-    let foreign = || Errno::invalid(format_args!("the GRH has a destination GID of another host"));
+    let foreign = || invalid!("the GRH has a destination GID of another host");
     let own = gids.iter().position(|row| row.gid == to).ok_or_else(foreign)?;
     attributes_to(u16::try_from(own).unwrap_or(u16::MAX), from)
 }
@@ -99,9 +98,8 @@ pub(crate) fn back_to_sender(
 pub(crate) fn attributes_to(source: u16, gid: Gid) -> Result<ibv_ah_attr, Errno> {
     let mut attributes: ibv_ah_attr = zeroed();
     attributes.grh.dgid = c::ibv_gid { raw: gid.0 };
-    attributes.grh.sgid_index = u8::try_from(source).map_err(|_| {
-        Errno::invalid(format_args!("GID index {source} does not fit grh.sgid_index (at most 255)"))
-    })?;
+    attributes.grh.sgid_index = u8::try_from(source)
+        .map_err(|_| invalid!("GID index {source} does not fit grh.sgid_index (at most 255)"))?;
     attributes.grh.hop_limit = u8::MAX;
     attributes.is_global = 1;
     attributes.port_num = PORT;
@@ -117,21 +115,17 @@ pub(crate) fn check_route(attributes: &ibv_ah_attr, gids: &[GidRow]) -> Result<(
     let port = attributes.port_num;
     let index = attributes.grh.sgid_index;
     if attributes.is_global == 0 {
-        let reason = format_args!("ah_attr.is_global is 0: RoCE needs a GRH with a GID");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("ah_attr.is_global is 0: RoCE needs a GRH with a GID"));
     }
     if port != PORT {
-        let reason = format_args!("ah_attr.port_num {port}: the device has port {PORT} only");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("ah_attr.port_num {port}: the device has port {PORT} only"));
     }
     if usize::from(index) >= gids.len() {
         let count = gids.len();
-        let reason = format_args!("grh.sgid_index {index}: the GID table has {count} entries");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("grh.sgid_index {index}: the GID table has {count} entries"));
     }
     if gids[usize::from(index)].gid.is_zero() {
-        let reason = format_args!("grh.sgid_index {index}: the entry is empty");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("grh.sgid_index {index}: the entry is empty"));
     }
     Ok(())
 }
@@ -177,11 +171,10 @@ fn attributes_of(
     grh: In<ibv_grh>,
 ) -> Result<ibv_ah_attr, Errno> {
     if wc.read("wc")?.wc_flags & c::IBV_WC_GRH == 0 {
-        return Err(Errno::invalid(format_args!("the completion has no GRH (IBV_WC_GRH)")));
+        return Err(invalid!("the completion has no GRH (IBV_WC_GRH)"));
     }
     if port != PORT {
-        let reason = format_args!("port {port}: the device has port {PORT} only");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("port {port}: the device has port {PORT} only"));
     }
     let context = context(of)?;
     back_to_sender(&grh.read("grh")?.bytes, &context.gids())

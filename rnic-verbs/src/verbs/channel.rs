@@ -57,7 +57,7 @@ impl ChannelBody {
     pub(crate) fn check_unused(&self) -> Result<(), Errno> {
         match self.cqs.load(Ordering::Relaxed) {
             0 => Ok(()),
-            n => Err(Errno::busy(format_args!("{n} completion queues use the channel"))),
+            n => Err(busy!("{n} completion queues use the channel")),
         }
     }
 
@@ -68,9 +68,8 @@ impl ChannelBody {
             let mut record = [0; CompletionChannel::RECORD_LEN];
             let n = system::receive_packet(self.fd(), &mut record)?;
             // A socket without a peer returns an empty packet.
-            let cq = CompletionChannel::parse_record(&record[..n]).ok_or_else(|| {
-                Errno::new(libc::EIO, format_args!("the daemon has closed the completion channel"))
-            })?;
+            let cq = CompletionChannel::parse_record(&record[..n])
+                .ok_or_else(|| errno!(libc::EIO, "the daemon has closed the completion channel"))?;
             // Skips events of destroyed CQs. Destroying a CQ waits for events that are counted.
             if let Some(cq) = self.device.with_cq(cq, |cq| cq.hand_out_event()) {
                 return Ok(cq);

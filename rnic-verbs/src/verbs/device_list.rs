@@ -89,7 +89,7 @@ fn guid(device: *mut ibv_device) -> u64 {
 }
 
 pub(crate) fn no_device(device: *mut ibv_device) -> Errno {
-    Errno::new(libc::ENODEV, format_args!("{device:p} is not from ibv_get_device_list"))
+    errno!(libc::ENODEV, "{device:p} is not from ibv_get_device_list")
 }
 
 entry! {

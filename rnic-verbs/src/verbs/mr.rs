@@ -138,8 +138,7 @@ impl MrParams {
     fn options(&self) -> Result<MrOptions, Errno> {
         let unknown = self.access & !(RIGHTS | HINTS);
         if unknown != 0 {
-            let reason = format_args!("access {unknown:#x}: the device has no such access flag");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("access {unknown:#x}: the device has no such access flag"));
         }
         let access = Access::from_bits_truncate(self.access & RIGHTS);
         let address = self.range.address();
@@ -148,8 +147,10 @@ impl MrParams {
         let may = if writes { maps::is_writable } else { maps::is_readable };
         if !may(address, length)? {
             let kind = if writes { "writable" } else { "readable" };
-            let reason = format_args!("{length} bytes at {address:#x} are not all mapped {kind}");
-            return Err(Errno::new(libc::EFAULT, reason));
+            return Err(errno!(
+                libc::EFAULT,
+                "{length} bytes at {address:#x} are not all mapped {kind}"
+            ));
         }
         let iova = if access.contains(Access::ZERO_BASED) { Some(0) } else { self.iova };
         Ok(MrOptions { access, iova, scope: Scope::Pd })
@@ -181,10 +182,8 @@ fn register(
 fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
     // SAFETY: by registering the range, the program allows others to write it; it is memory of the
     // program and not of this library.
-    unsafe { ProgramRange::new(address as u64, length as u64) }.ok_or_else(|| {
-        let reason = format_args!("{length} bytes at {address:p} are not a valid memory range");
-        Errno::invalid(reason)
-    })
+    unsafe { ProgramRange::new(address as u64, length as u64) }
+        .ok_or_else(|| invalid!("{length} bytes at {address:p} are not a valid memory range"))
 }
 
 fn reg_mr(
@@ -257,7 +256,7 @@ fn change(
     let found = live::<Arc<PdBody>>(pd)?;
     check_same(Kind::Pd, get!(found.context), get!(mr.context))?;
     if flags == 0 {
-        return Err(Errno::invalid(format_args!("ibv_rereg_mr flags are 0")));
+        return Err(invalid!("ibv_rereg_mr flags are 0"));
     }
     mr.replace(&found, &MrParams { range: range(address, length)?, iova, access })?;
     set!(mr.pd = pd);
@@ -275,16 +274,13 @@ fn check_change(
 ) -> Result<(), Errno> {
     let unknown = flags & !c::IBV_REREG_MR_FLAGS_SUPPORTED;
     if unknown != 0 {
-        let reason = format_args!("ibv_rereg_mr flags {flags:#x}: {unknown:#x} is unknown");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("ibv_rereg_mr flags {flags:#x}: {unknown:#x} is unknown"));
     }
     if flags & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0 && (address.is_null() || length == 0) {
-        let reason = format_args!("CHANGE_TRANSLATION with {length} bytes at {address:p}");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("CHANGE_TRANSLATION with {length} bytes at {address:p}"));
     }
     if flags & c::IBV_REREG_MR_CHANGE_ACCESS == 0 && access != 0 {
-        let reason = format_args!("access {access:#x}, but flags lack IBV_REREG_MR_CHANGE_ACCESS");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("access {access:#x}, but flags lack IBV_REREG_MR_CHANGE_ACCESS"));
     }
     Ok(())
 }
@@ -303,7 +299,7 @@ fn advise(
     _list: *mut ibv_sge,
     _count: c_uint,
 ) -> Result<(), Errno> {
-    Err(Errno::unsupported(format_args!("ibv_advise_mr: the device has no page tables")))
+    Err(unsupported!("ibv_advise_mr: the device has no page tables"))
 }
 
 entry! {

@@ -34,7 +34,7 @@ impl MwBody {
         let kind = match kind {
             c::IBV_MW_TYPE_1 => WindowKind::Type1,
             c::IBV_MW_TYPE_2 => WindowKind::Type2,
-            _ => return Err(Errno::invalid(format_args!("{kind} is not a memory window type"))),
+            _ => return Err(invalid!("{kind} is not a memory window type")),
         };
         let window = pd.client().alloc_window(kind)?;
         let key = WindowKey::new(window.rkey().0);
@@ -56,13 +56,11 @@ impl MwBody {
     pub(crate) fn check_access(&self, access: u32) -> Result<(), Errno> {
         let unknown = access & !(ACCESS | c::IBV_ACCESS_OPTIONAL_RANGE);
         if unknown != 0 {
-            let reason = format_args!("mw_access_flags {unknown:#x}: not valid for a window");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("mw_access_flags {unknown:#x}: not valid for a window"));
         }
         let zero_based = access & c::IBV_ACCESS_ZERO_BASED != 0;
         if zero_based && self.kind == WindowKind::Type1 && self.pd.kind() == DeviceKind::Roce {
-            let reason = format_args!("IBV_ACCESS_ZERO_BASED: only valid for type 2 windows");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("IBV_ACCESS_ZERO_BASED: only valid for type 2 windows"));
         }
         Ok(())
     }

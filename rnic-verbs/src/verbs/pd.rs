@@ -65,7 +65,7 @@ impl PdBody {
     pub(crate) fn check_unused(&self) -> Result<(), Errno> {
         match self.users.load(Ordering::Relaxed) {
             0 => Ok(()),
-            n => Err(Errno::busy(format_args!("{n} objects use the protection domain"))),
+            n => Err(busy!("{n} objects use the protection domain")),
         }
     }
 }

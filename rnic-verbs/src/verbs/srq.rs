@@ -7,9 +7,7 @@ use parking_lot::Mutex;
 use rnic_client::{Completion, RecvRequest, Srq, SrqId, SrqOptions};
 use slab::Slab;
 
-use crate::c::{self, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQT_BASIC};
-use crate::c::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr};
-use crate::c::{ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::c::{self, *};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Foreign, Kind, OfContext, live, publish, withdraw};
@@ -55,8 +53,7 @@ impl SrqBody {
         if !(1..=most.max_srq_wr).contains(&asked.max_wr) {
             let wr = asked.max_wr;
             let most = most.max_srq_wr;
-            let reason = format_args!("max_wr {wr} is not in 1 to {most} (max_srq_wr)");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("max_wr {wr} is not in 1 to {most} (max_srq_wr)"));
         }
         let options = SrqOptions { depth: asked.max_wr, max_sge, ..SrqOptions::default() };
         let srq = pd.client().create_srq(&options)?;
@@ -106,8 +103,7 @@ impl SrqBody {
     pub(crate) fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
         if limit > self.srq.capacity() {
             let capacity = self.srq.capacity();
-            let reason = format_args!("srq_limit {limit} is above max_wr {capacity}");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("srq_limit {limit} is above max_wr {capacity}"));
         }
         Ok(self.srq.arm_limit(limit)?)
     }
@@ -139,7 +135,7 @@ impl SrqBody {
     pub(crate) fn destroy(&self) -> Result<(), Errno> {
         let uses = |qp: &Arc<dyn AnyQp>| qp.uses_srq(self.id());
         if self.device.qps.read().values().any(uses) {
-            return Err(Errno::busy(format_args!("a queue pair uses the shared receive queue")));
+            return Err(busy!("a queue pair uses the shared receive queue"));
         }
         self.detach();
         self.async_events.wait();
@@ -194,16 +190,14 @@ pub(crate) fn create_ex(wanted: InOut<ibv_srq_init_attr_ex>) -> Result<*mut ibv_
     let mask = get!(w.comp_mask);
     if mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && get!(w.srq_type) != IBV_SRQT_BASIC {
         let kind = get!(w.srq_type);
-        let reason = format_args!("srq_type {kind}: only IBV_SRQT_BASIC is supported");
-        return Err(Errno::unsupported(reason));
+        return Err(unsupported!("srq_type {kind}: only IBV_SRQT_BASIC is supported"));
     }
     let unknown = mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD);
     if unknown != 0 {
-        let reason = format_args!("SRQ comp_mask {unknown:#x} is not supported");
-        return Err(Errno::unsupported(reason));
+        return Err(unsupported!("SRQ comp_mask {unknown:#x} is not supported"));
     }
     if mask & IBV_SRQ_INIT_ATTR_PD == 0 {
-        return Err(Errno::invalid(format_args!("comp_mask lacks IBV_SRQ_INIT_ATTR_PD")));
+        return Err(invalid!("comp_mask lacks IBV_SRQ_INIT_ATTR_PD"));
     }
     let mut basic = ibv_srq_init_attr { srq_context: get!(w.srq_context), attr: get!(w.attr) };
     let made = create(get!(w.pd), InOut::from(&mut basic))?;
@@ -218,10 +212,7 @@ fn modify(of: *mut ibv_srq, attr: In<ibv_srq_attr>, mask: c_int) -> Result<(), E
     match mask.cast_unsigned() {
         0 => Ok(()),
         IBV_SRQ_LIMIT => srq.arm_limit(attr.srq_limit),
-        mask => {
-            let reason = format_args!("srq_attr_mask {mask:#x}: only IBV_SRQ_LIMIT is supported");
-            Err(Errno::unsupported(reason))
-        }
+        mask => Err(unsupported!("srq_attr_mask {mask:#x}: only IBV_SRQ_LIMIT is supported")),
     }
 }
 

@@ -113,7 +113,7 @@ pub(crate) fn live_or_null<B: Body>(head: *const B::Head) -> Result<Option<Live<
 fn check<B: Body>(head: *const B::Head) -> Result<(), Errno> {
     let kind = B::KIND;
     if head.is_null() {
-        return Err(Errno::invalid(format_args!("the {kind} is a null pointer")));
+        return Err(invalid!("the {kind} is a null pointer"));
     }
     if !is_live(kind, head.addr()) {
         return Err(not_live(kind, head.addr()));
@@ -122,8 +122,7 @@ fn check<B: Body>(head: *const B::Head) -> Result<(), Errno> {
 }
 
 fn not_live(kind: Kind, address: usize) -> Errno {
-    let reason = format_args!("{address:#x} is not a {kind}: destroyed, or never created");
-    Errno::new(libc::ENOENT, reason)
+    errno!(libc::ENOENT, "{address:#x} is not a {kind}: destroyed, or never created")
 }
 
 /// Removes an object from the live objects and returns its body.

@@ -65,7 +65,7 @@ pub(crate) fn check_same(
     if of == expected {
         Ok(())
     } else {
-        Err(Errno::invalid(format_args!("the {what} belongs to another device context")))
+        Err(invalid!("the {what} belongs to another device context"))
     }
 }
 
@@ -224,7 +224,7 @@ impl ContextBody {
         let of_roce = self.gid_row(port, index).map(|row| c::ibv_gid { raw: row.gid.0 });
         of_iwarp.or(of_roce).ok_or_else(|| {
             let count = self.gid_count();
-            Errno::invalid(format_args!("GID index {index}: the table has {count} entries"))
+            invalid!("GID index {index}: the table has {count} entries")
         })
     }
 
@@ -241,7 +241,7 @@ impl ContextBody {
         check_port(port)?;
         match index {
             0 => Ok(u16::MAX),
-            _ => Err(Errno::invalid(format_args!("P_Key index {index}: the table has 1 entry"))),
+            _ => Err(invalid!("P_Key index {index}: the table has 1 entry")),
         }
     }
 
@@ -253,7 +253,7 @@ impl ContextBody {
 fn check_port(port: u8) -> Result<(), Errno> {
     match port {
         PORT => Ok(()),
-        _ => Err(Errno::invalid(format_args!("port {port}: the device has port {PORT} only"))),
+        _ => Err(invalid!("port {port}: the device has port {PORT} only")),
     }
 }
 

@@ -25,8 +25,7 @@ fn device_ex(
     let context = context(of)?;
     let comp_mask = input.optional().map_or(0, |input| input.comp_mask);
     if comp_mask != 0 {
-        let reason = format_args!("comp_mask {comp_mask:#x} of the input is not 0");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("comp_mask {comp_mask:#x} of the input is not 0"));
     }
     // SAFETY: `attr` has room for `length` bytes (ibv_query_device_ex(3)).
     unsafe { attr.required("attr")?.write_prefix(&context.attributes_ex(), 0, length) };
@@ -109,7 +108,7 @@ fn gid_table(
     let rows: Vec<_> = rows.collect();
     let count = rows.len();
     if count > room {
-        return Err(Errno::invalid(format_args!("{count} GIDs, but room for {room} entries")));
+        return Err(invalid!("{count} GIDs, but room for {room} entries"));
     }
     for (index, row) in rows.iter().enumerate() {
         // SAFETY: `entries` has room for `room` structures of `length` bytes
@@ -122,7 +121,7 @@ fn gid_table(
 fn no_flags(flags: u32) -> Result<(), Errno> {
     match flags {
         0 => Ok(()),
-        _ => Err(Errno::unsupported(format_args!("GID query flags {flags:#x} are not 0"))),
+        _ => Err(unsupported!("GID query flags {flags:#x} are not 0")),
     }
 }
 
@@ -130,8 +129,7 @@ fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry
     let gid = context.gid(port, index)?;
     let row = context.gid_row(port, index);
     if row.as_ref().is_some_and(|row| row.gid.is_zero()) {
-        let reason = format_args!("GID index {index}: the entry is empty");
-        return Err(Errno::new(libc::ENODATA, reason));
+        return Err(errno!(libc::ENODATA, "GID index {index}: the entry is empty"));
     }
     Ok(ibv_gid_entry {
         gid,
@@ -152,7 +150,7 @@ fn pkey_index(of: *mut ibv_context, port: u8, pkey: u16) -> Result<(), Errno> {
         return Ok(());
     }
     let pkey = u16::from_be(pkey);
-    Err(Errno::invalid(format_args!("P_Key {pkey:#06x} is not in the table of the port")))
+    Err(invalid!("P_Key {pkey:#06x} is not in the table of the port"))
 }
 
 entry! {

@@ -4,11 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::{CqBody, cq};
-use crate::c::{IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN};
-use crate::c::{IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN};
-use crate::c::{IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM};
-use crate::c::{IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP};
-use crate::c::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_wc};
+use crate::c::*;
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
@@ -78,21 +74,19 @@ fn create_ex(
     let w = wanted.required("cq_attr")?;
     let fields = get!(w.wc_flags) & !READABLE;
     if fields != 0 {
-        return Err(Errno::unsupported(format_args!("wc_flags {fields:#x} are not supported")));
+        return Err(unsupported!("wc_flags {fields:#x} are not supported"));
     }
     let mask = get!(w.comp_mask);
     // Without IBV_CQ_INIT_ATTR_MASK_FLAGS the field is not set.
     let has_flags = mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
     let flags = if has_flags { get!(w.flags) & !FLAGS } else { 0 };
     if flags != 0 {
-        let reason = format_args!("completion queue flags {flags:#x} are not supported");
-        return Err(Errno::unsupported(reason));
+        return Err(unsupported!("completion queue flags {flags:#x} are not supported"));
     }
     // Parent domains (IBV_CQ_INIT_ATTR_MASK_PD) are not supported.
     let mask = mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS;
     if mask != 0 {
-        let reason = format_args!("completion queue comp_mask {mask:#x} is not supported");
-        return Err(Errno::unsupported(reason));
+        return Err(unsupported!("completion queue comp_mask {mask:#x} is not supported"));
     }
     create(of, get!(w.cqe), get!(w.cq_context), get!(w.channel), get!(w.comp_vector))
 }

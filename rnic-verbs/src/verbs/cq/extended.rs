@@ -27,8 +27,7 @@ fn advance(cq: Live<Arc<CqBody>>) -> Result<(), Errno> {
 fn start(of: *mut ibv_cq_ex, wanted: In<ibv_poll_cq_attr>) -> Result<(), Errno> {
     let comp_mask = wanted.optional().map_or(0, |wanted| wanted.comp_mask);
     if comp_mask != 0 {
-        let reason = format_args!("comp_mask {comp_mask:#x} of ibv_start_poll is not 0");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("comp_mask {comp_mask:#x} of ibv_start_poll is not 0"));
     }
     let cq = cq(of.cast())?;
     cq.polling.enter();

@@ -85,8 +85,7 @@ impl CqBody {
         let device = context.device();
         check_entries(entries, device)?;
         if vector >= VECTORS {
-            let reason = format_args!("comp_vector {vector}: num_comp_vectors is {VECTORS}");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("comp_vector {vector}: num_comp_vectors is {VECTORS}"));
         }
         let silent;
         let events_to = match channel {
@@ -295,8 +294,7 @@ impl CqBody {
         let unpolled = self.poll.lock().kept.len() + self.cq.unpolled();
         if unpolled > entries as usize {
             self.cq.resize(before)?;
-            let reason = format_args!("cqe {entries}: {unpolled} completions are not polled");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("cqe {entries}: {unpolled} completions are not polled"));
         }
         Ok(self.size().1)
     }
@@ -313,7 +311,7 @@ impl CqBody {
     pub(crate) fn destroy(&self) -> Result<(), Errno> {
         let uses = |qp: &Arc<dyn AnyQp>| qp.uses_cq(self.cq.id());
         if self.device.qps.read().values().any(uses) {
-            return Err(Errno::busy(format_args!("a queue pair uses the completion queue")));
+            return Err(busy!("a queue pair uses the completion queue"));
         }
         self.detach();
         self.completion_events.wait();
@@ -362,7 +360,7 @@ impl AnyCq for CqBody {
 fn check_entries(entries: u32, device: &Device) -> Result<(), Errno> {
     let most = device.attributes.max_cq_entries;
     if !(1..=most).contains(&entries) {
-        return Err(Errno::invalid(format_args!("cqe {entries} is not in 1 to {most} (max_cqe)")));
+        return Err(invalid!("cqe {entries} is not in 1 to {most} (max_cqe)"));
     }
     Ok(())
 }

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use rnic_client::{Completion, CompletionOpcode, CompletionStatus, CqId, Grh, SrqId};
 
 use super::QpBody;
+use super::numbers::Posted;
 use crate::c;
 use crate::verbs::async_events::AsyncEvent;
-use crate::verbs::registry::AnyQp;
+use crate::verbs::registry::{AnyQp, AnySrq as _};
 
 impl AnyQp for QpBody {
     fn push_event(&self, kind: c::ibv_event_type) {
@@ -85,5 +86,34 @@ impl QpBody {
             wc.vendor_err = completion.diagnosis_id as u32;
         }
         wc
+    }
+
+    /// Waits until the program can read the ESTABLISHED event of the connection. Called before the
+    /// first completion is returned. A flushed request may never have had a connection.
+    #[inline]
+    fn await_established(&self, completion: &Completion) {
+        if !self.established.load(Ordering::Relaxed)
+            && completion.status != CompletionStatus::WrFlush
+        {
+            if let Some(connections) = self.device.connections() {
+                connections.await_established(self.id());
+            }
+            self.established.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the completed send request, and frees it and all requests before it.
+    fn send_done(&self, completion: &Completion) -> Posted {
+        let mut sends = self.sends.lock();
+        sends.settle_binds(completion.wr_id, completion.status == CompletionStatus::Success);
+        sends.done(completion.wr_id)
+    }
+
+    /// Returns the `wr_id` of a completed receive.
+    fn receive_done(&self, completion: &Completion) -> u64 {
+        match (&self.srq, completion.srq) {
+            (Some(srq), Some(_)) => srq.receive_done(completion),
+            _ => self.receives.lock().done(completion.wr_id).wr_id,
+        }
     }
 }

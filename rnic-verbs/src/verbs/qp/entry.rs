@@ -1,6 +1,6 @@
 //! The C functions of queue pairs.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use rnic_client::QpType;
@@ -11,48 +11,39 @@ use crate::c::*;
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
-use crate::ffi::pointers::{In, InOut, Out, get, set};
+use crate::ffi::pointers::{In, InOut, Out, Place, get, set};
 use crate::verbs::context::{check_same, context};
 use crate::verbs::cq::cq;
 use crate::verbs::device::DeviceKind;
 use crate::verbs::pd::PdBody;
 use crate::verbs::srq::SrqBody;
 
-/// Attributes of a new queue pair, from either of the two C structures.
-struct Attributes {
-    program: *mut c_void,
+/// Creates a queue pair with the attributes that both C structures have. Writes back the granted
+/// capacities.
+fn make(
     pd: *mut ibv_pd,
-    send_cq: *mut ibv_cq,
-    recv_cq: *mut ibv_cq,
-    srq: *mut ibv_srq,
-    cap: ibv_qp_cap,
-    kind: ibv_qp_type,
-    signal_all: bool,
+    w: Place<ibv_qp_init_attr>,
     send_ops_flags: u64,
-}
-
-/// Creates a queue pair. Returns it and its capacities.
-fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_cap), Errno> {
-    let pd = live::<Arc<PdBody>>(wanted.pd)?;
-    let send_cq = cq(wanted.send_cq)?;
-    let recv_cq = cq(wanted.recv_cq)?;
-    let srq = live_or_null::<Arc<SrqBody>>(wanted.srq)?;
-    let kind = match (pd.kind(), wanted.kind) {
+) -> Result<*mut ibv_qp, Errno> {
+    let found = live::<Arc<PdBody>>(pd)?;
+    let send_cq = cq(get!(w.send_cq))?;
+    let recv_cq = cq(get!(w.recv_cq))?;
+    let srq = live_or_null::<Arc<SrqBody>>(get!(w.srq))?;
+    let qp_type = get!(w.qp_type);
+    let kind = match (found.kind(), qp_type) {
         (DeviceKind::Iwarp, IBV_QPT_RC) => QpType::Iwarp,
         (DeviceKind::Roce, IBV_QPT_RC) => QpType::Rc,
         (DeviceKind::Roce, IBV_QPT_UC) => QpType::Uc,
         (DeviceKind::Roce, IBV_QPT_UD) => QpType::Ud,
-        (device, kind) => {
-            let reason = format_args!("qp_type {kind}: the {device} device has {}", types(device));
+        (device, _) => {
             // As in the kernel: a type that verbs does not define is invalid, not unsupported.
-            return Err(if VERBS_QP_TYPES.contains(&kind) {
-                Errno::unsupported(reason)
-            } else {
-                Errno::invalid(reason)
-            });
+            let exists = VERBS_QP_TYPES.contains(&qp_type);
+            let number = if exists { libc::EOPNOTSUPP } else { libc::EINVAL };
+            let types = types(device);
+            return Err(errno!(number, "qp_type {qp_type}: the {device} device has {types}"));
         }
     };
-    let of = get!(pd.context);
+    let of = get!(found.context);
     check_same(Kind::Cq, get!(send_cq.cq_base.context), of)?;
     check_same(Kind::Cq, get!(recv_cq.cq_base.context), of)?;
     if let Some(srq) = srq {
@@ -63,31 +54,32 @@ fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_cap), Errno> {
         send_cq: Arc::clone(&send_cq),
         recv_cq: Arc::clone(&recv_cq),
         srq: srq.as_deref().cloned(),
-        cap: wanted.cap,
-        signal_all: wanted.signal_all,
-        is_extended: wanted.send_ops_flags != 0,
+        cap: get!(w.cap),
+        signal_all: get!(w.sq_sig_all) != 0,
+        is_extended: send_ops_flags != 0,
         kind,
     };
-    let qp = QpBody::create(&pd, parts)?;
+    let qp = QpBody::create(&found, parts)?;
     let mut head: ibv_qp_ex = zeroed();
     let base = &mut head.qp_base;
     base.context = of;
-    base.qp_context = wanted.program;
-    base.pd = wanted.pd;
-    base.srq = wanted.srq;
-    base.send_cq = wanted.send_cq;
-    base.recv_cq = wanted.recv_cq;
+    base.qp_context = get!(w.qp_context);
+    base.pd = pd;
+    base.srq = get!(w.srq);
+    base.send_cq = get!(w.send_cq);
+    base.recv_cq = get!(w.recv_cq);
     base.handle = qp.id().0;
     base.qp_num = qp.id().0;
     // The state that programs expect of a new QP. ibv_query_qp returns the device's state.
     base.state = IBV_QPS_RESET;
-    base.qp_type = wanted.kind;
+    base.qp_type = qp_type;
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
-    (context.operations().qp)(&mut head, wanted.send_ops_flags);
+    (context.operations().qp)(&mut head, send_ops_flags);
     let at: *mut ibv_qp = publish(head, qp.clone()).as_ptr().cast();
     qp.set_head(Foreign(at));
-    Ok((at, qp.granted()))
+    set!(w.cap = qp.granted());
+    Ok(at)
 }
 
 /// QP types that exist in verbs.
@@ -108,25 +100,11 @@ fn types(device: DeviceKind) -> &'static str {
     }
 }
 
-/// Creates a queue pair. Writes back the granted capacities.
 pub(crate) fn create(
     pd: *mut ibv_pd,
     wanted: InOut<ibv_qp_init_attr>,
 ) -> Result<*mut ibv_qp, Errno> {
-    let w = wanted.required("qp_init_attr")?;
-    let (made, granted) = make(&Attributes {
-        program: get!(w.qp_context),
-        send_ops_flags: 0,
-        pd,
-        send_cq: get!(w.send_cq),
-        recv_cq: get!(w.recv_cq),
-        srq: get!(w.srq),
-        cap: get!(w.cap),
-        kind: get!(w.qp_type),
-        signal_all: get!(w.sq_sig_all) != 0,
-    })?;
-    set!(w.cap = granted);
-    Ok(made)
+    make(pd, wanted.required("qp_init_attr")?, 0)
 }
 
 /// Like [`create`], with the extended structure.
@@ -140,43 +118,28 @@ pub(crate) fn create_ex(
     let mask = get!(w.comp_mask);
     let unknown = mask & !SERVED;
     if unknown != 0 {
-        let reason = format_args!("QP comp_mask {unknown:#x} is not supported");
-        return Err(Errno::unsupported(reason));
+        return Err(unsupported!("QP comp_mask {unknown:#x} is not supported"));
     }
     if mask & IBV_QP_INIT_ATTR_PD == 0 {
-        return Err(Errno::invalid(format_args!("comp_mask lacks IBV_QP_INIT_ATTR_PD")));
+        return Err(invalid!("comp_mask lacks IBV_QP_INIT_ATTR_PD"));
     }
     // The device supports none of the flags.
     let has_flags = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0;
     let create_flags = if has_flags { get!(w.create_flags) } else { 0 };
     if create_flags != 0 {
-        let reason = format_args!("QP create_flags {create_flags:#x} are not supported");
-        return Err(Errno::unsupported(reason));
+        return Err(unsupported!("QP create_flags {create_flags:#x} are not supported"));
     }
     let has_flags = mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
     let send_ops_flags = if has_flags { get!(w.send_ops_flags) } else { 0 };
-    let kind = get!(w.qp_type);
-    let unknown = send_ops_flags & !extended::served(kind);
+    let unknown = send_ops_flags & !extended::served(get!(w.qp_type));
     if unknown != 0 {
-        let reason = format_args!("send_ops_flags {unknown:#x}: not supported by the QP type");
-        return Err(Errno::unsupported(reason));
+        return Err(unsupported!("send_ops_flags {unknown:#x}: not supported by the QP type"));
     }
     let pd = get!(w.pd);
     let found = live::<Arc<PdBody>>(pd)?;
     check_same(Kind::Pd, get!(found.context), of)?;
-    let (made, granted) = make(&Attributes {
-        program: get!(w.qp_context),
-        send_ops_flags,
-        pd,
-        send_cq: get!(w.send_cq),
-        recv_cq: get!(w.recv_cq),
-        srq: get!(w.srq),
-        cap: get!(w.cap),
-        kind,
-        signal_all: get!(w.sq_sig_all) != 0,
-    })?;
-    set!(w.cap = granted);
-    Ok(made)
+    // SAFETY: the extended structure begins with the fields of the basic one.
+    make(pd, unsafe { w.prefix() }, send_ops_flags)
 }
 
 pub(crate) fn destroy(of: *mut ibv_qp) -> Result<(), Errno> {

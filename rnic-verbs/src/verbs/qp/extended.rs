@@ -161,8 +161,7 @@ fn bind(of: *mut ibv_qp, mw: *mut ibv_mw, bind: In<ibv_mw_bind>) -> Result<(), E
     let window = live::<MwBody>(mw)?;
     let bind = bind.read("mw_bind")?;
     if get!(window.type_) != IBV_MW_TYPE_1 {
-        let reason = format_args!("ibv_bind_mw: bind type 2 windows with IBV_WR_BIND_MW");
-        return Err(Errno::invalid(reason));
+        return Err(invalid!("ibv_bind_mw: bind type 2 windows with IBV_WR_BIND_MW"));
     }
     let present = get!(window.rkey);
     let new = present & !0xff | present.wrapping_add(1) & 0xff;

@@ -68,30 +68,26 @@ impl IwarpStates {
         let mut consequence = DeviceAction::Nothing;
         let unknown = mask & !c::IBV_QP_ATTR_STANDARD_BITS;
         if unknown != 0 {
-            let reason = format_args!("attr_mask {unknown:#x}: the device has no such attribute");
-            return Err(Errno::unsupported(reason));
+            return Err(unsupported!("attr_mask {unknown:#x}: the device has no such attribute"));
         }
         let current = attributes.cur_qp_state;
         if mask & c::IBV_QP_CUR_STATE != 0 && current != self.state {
             let current = state_name(current);
             let state = state_name(self.state);
-            let reason = format_args!("cur_qp_state {current}: the queue pair is in {state}");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("cur_qp_state {current}: the queue pair is in {state}"));
         }
         let port = attributes.port_num;
         if mask & c::IBV_QP_PORT != 0 && port != crate::verbs::device::PORT {
-            return Err(Errno::invalid(format_args!(
-                "port_num {port}: the device has port 1 only"
-            )));
+            return Err(invalid!("port_num {port}: the device has port 1 only"));
         }
         if mask & c::IBV_QP_STATE != 0 {
             let next = attributes.qp_state;
             if matches!(next, c::IBV_QPS_RTR | c::IBV_QPS_RTS) && (!has_id || mask & PEER != 0) {
-                return Err(Errno::invalid(format_args!(
+                return Err(invalid!(
                     "an iWARP queue pair gets its peer from rdma_connect or rdma_accept, not from \
                      ibv_modify_qp to {}: use the RoCE device, or rdma_cm (perftest: -R)",
                     state_name(next)
-                )));
+                ));
             }
             consequence = self.transition(next)?;
             self.state = attributes.qp_state;
@@ -146,7 +142,7 @@ const PEER: i32 =
 pub(crate) fn no_transition(from: u32, to: u32) -> Errno {
     let from = state_name(from);
     let to = state_name(to);
-    Errno::invalid(format_args!("a queue pair in {from} cannot be moved to {to}"))
+    invalid!("a queue pair in {from} cannot be moved to {to}")
 }
 
 /// Returns the name of a state, `IBV_QPS_...`.

@@ -158,7 +158,7 @@ fn check_transition(
     let to = state_name(to);
     let verb = if lacks != 0 { "lacks" } else { "must not have" };
     let names = Names(if lacks != 0 { lacks } else { excess });
-    Err(Errno::invalid(format_args!("{from} to {to}: attr_mask {verb} {names}")))
+    Err(invalid!("{from} to {to}: attr_mask {verb} {names}"))
 }
 
 /// A mask, displayed as the names of its attributes without `IBV_QP_`.
@@ -243,8 +243,7 @@ impl RoceStates {
         if has(c::IBV_QP_CUR_STATE) && current != from {
             let current = state_name(current);
             let from = state_name(from);
-            let reason = format_args!("cur_qp_state {current}: the queue pair is in {from}");
-            return Err(Errno::invalid(reason));
+            return Err(invalid!("cur_qp_state {current}: the queue pair is in {from}"));
         }
         check_transition(self.transitions, from, to, mask)?;
         if to == c::IBV_QPS_RESET {
@@ -318,15 +317,15 @@ impl RoceStates {
         } else {
             return Ok(());
         };
-        Err(Errno::invalid(format_args!("{changed} cannot be changed after the transition to RTR")))
+        Err(invalid!("{changed} cannot be changed after the transition to RTR"))
     }
 
     /// Returns the parameters for the transition to RTR.
     pub(crate) fn wiring(&self, gids: &[GidRow]) -> Result<Wiring, Errno> {
         let grh = &self.attr.ah_attr.grh;
-        let local = gids.get(usize::from(grh.sgid_index)).ok_or_else(|| {
-            Errno::invalid(format_args!("grh.sgid_index {} is not in the table", grh.sgid_index))
-        })?;
+        let local = gids
+            .get(usize::from(grh.sgid_index))
+            .ok_or_else(|| invalid!("grh.sgid_index {} is not in the table", grh.sgid_index))?;
         // SAFETY: both members of the union are 16 bytes that may have any value.
         let remote = Gid(unsafe { grh.dgid.raw });
         Ok(Wiring {
@@ -367,8 +366,7 @@ fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), E
     }
     let in_range = |attribute, name: &str, value: u32, least: u32, most: u32| {
         if has(attribute) && !(least..=most).contains(&value) {
-            let reason = format_args!("{name} {value} is not in {least} to {most}");
-            Err(Errno::invalid(reason))
+            Err(invalid!("{name} {value} is not in {least} to {most}"))
         } else {
             Ok(())
         }

@@ -21,7 +21,7 @@ pub(crate) fn elements(name: &str, asked: u32, most: u8) -> Result<u8, Errno> {
     u8::try_from(asked.max(1))
         .ok()
         .filter(|&n| n <= most)
-        .ok_or_else(|| Errno::invalid(format_args!("{name} {asked} is above {most} (max_sge)")))
+        .ok_or_else(|| invalid!("{name} {asked} is above {most} (max_sge)"))
 }
 
 /// The SGEs of a request, which refer to memory of the program.
@@ -39,10 +39,10 @@ impl SgeList {
     /// `list` points to `count` SGEs. SGEs that refer to memory readable (or writable) by this
     /// program stay so until the request has completed, as `ibv_post_send(3)` requires.
     pub(crate) unsafe fn copied(list: *const c::ibv_sge, count: i32) -> Result<Self, Errno> {
-        let count =
-            usize::try_from(count).ok().filter(|count| *count <= MAX_SGE).ok_or_else(|| {
-                Errno::invalid(format_args!("num_sge {count} is not in 0 to {MAX_SGE}"))
-            })?;
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= MAX_SGE)
+            .ok_or_else(|| invalid!("num_sge {count} is not in 0 to {MAX_SGE}"))?;
         let mut elements = ArrayVec::new();
         for n in 0..count {
             // SAFETY: the caller guarantees that there are `count` SGEs.
@@ -58,9 +58,7 @@ impl SgeList {
     ///
     /// The same as for [`copied`](Self::copied).
     pub(crate) unsafe fn push(&mut self, element: Sge) -> Result<(), Errno> {
-        self.0
-            .try_push(element)
-            .map_err(|_| Errno::invalid(format_args!("a request has more than {MAX_SGE} SGEs")))
+        self.0.try_push(element).map_err(|_| invalid!("a request has more than {MAX_SGE} SGEs"))
     }
 
     pub(crate) fn list(&self) -> &[Sge] {
@@ -163,8 +161,7 @@ impl SendWork {
         let mut bytes = Vec::new();
         for &(from, length) in pieces {
             if length > MAX_INLINE - bytes.len() {
-                let reason = format_args!("a request has more than {MAX_INLINE} inline bytes");
-                return Err(Errno::invalid(reason));
+                return Err(invalid!("a request has more than {MAX_INLINE} inline bytes"));
             }
             if length > 0 {
                 // SAFETY: the caller guarantees it.

@@ -1,0 +1,154 @@
+//! State and attributes (`ibv_modify_qp(3)`, `ibv_query_qp(3)`).
+
+use std::sync::atomic::Ordering;
+
+use rnic_client::QpState;
+
+use super::QpBody;
+use super::iwarp_states::DeviceAction;
+use super::roce_states::{Allowed, RoceStates};
+use crate::c;
+use crate::errno::Errno;
+use crate::ffi::handles::zeroed;
+use crate::verbs::cq::CqBody;
+use crate::verbs::device::PORT;
+
+impl QpBody {
+    /// Changes attributes and state (`ibv_modify_qp(3)`).
+    pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
+        if let Some(roce) = &self.roce {
+            return self.modify_roce(&mut roce.lock(), attributes, mask);
+        }
+        match self.modify_iwarp(attributes, mask)? {
+            DeviceAction::Nothing => Ok(()),
+            DeviceAction::ToError => Ok(self.qp.to_error()?),
+            DeviceAction::Disconnect => Ok(self.qp.disconnect()?),
+        }
+    }
+
+    /// Modifies a QP of the iWARP device.
+    fn modify_iwarp(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<DeviceAction, Errno> {
+        let ids = self.device.connections();
+        let mut states = self.states.lock();
+        let known = states.by_attributes || ids.is_some_and(|ids| ids.holds_qp(self.id()));
+        let to_rtr = mask & c::IBV_QP_STATE != 0 && attributes.qp_state == c::IBV_QPS_RTR;
+        let by_attributes = ids.filter(|ids| to_rtr && !known && ids.uncount_rtr_attrs());
+        let taken = by_attributes.is_some();
+        let modified = states.modify(attributes, mask, known || taken);
+        match &modified {
+            Ok(_) => {
+                states.by_attributes |= taken;
+                if matches!(states.state, c::IBV_QPS_RTS | c::IBV_QPS_ERR) {
+                    self.may_send.store(true, Ordering::Relaxed);
+                }
+            }
+            // The attributes are for another transition, or for another QP.
+            Err(_) => {
+                if let Some(ids) = by_attributes {
+                    ids.count_rtr_attrs();
+                }
+            }
+        }
+        modified
+    }
+
+    /// Modifies a QP of the RoCE device.
+    fn modify_roce(
+        &self,
+        states: &mut RoceStates,
+        attributes: &c::ibv_qp_attr,
+        mask: i32,
+    ) -> Result<(), Errno> {
+        states.follow(self.qp.query()?.state);
+        let has = &self.device.attributes;
+        let max_ird = has.max_ird;
+        let max_ord = has.max_ord;
+        let gids = self.device.gids.rows(&self.device.context)?;
+        let allowed = Allowed { gids: &gids, max_ird, max_ord };
+        let next = states.after(attributes, mask, &allowed)?;
+        // Must precede draining: the event can arrive before this function returns.
+        self.notify_when_drained.store(next.attr().en_sqd_async_notify != 0, Ordering::Release);
+        match (states.state(), next.state()) {
+            (_, c::IBV_QPS_RESET) => {
+                CqBody::drop_with_reset([&self.send_cq, &self.recv_cq], self.id(), || {
+                    let mut sends = self.sends.lock();
+                    let mut receives = self.receives.lock();
+                    self.qp.reset()?;
+                    sends.clear();
+                    receives.clear();
+                    Ok(())
+                })?;
+            }
+            (c::IBV_QPS_ERR, c::IBV_QPS_ERR) => {}
+            (_, c::IBV_QPS_ERR) => self.qp.to_error()?,
+            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) if self.is_ud => {
+                self.qp.receive_datagrams(next.attr().qkey)?;
+            }
+            (c::IBV_QPS_INIT, c::IBV_QPS_RTR) => self.qp.to_rtr(&next.wiring(&gids)?)?,
+            (from, c::IBV_QPS_RTS) if from != c::IBV_QPS_RTS => {
+                self.send_changes(&next, mask)?;
+                self.qp.to_rts(&next.sending())?;
+            }
+            (c::IBV_QPS_RTS, c::IBV_QPS_SQD) => {
+                self.draining.store(true, Ordering::Release);
+                self.qp.drain_send_queue()?;
+            }
+            (c::IBV_QPS_RTS, _) | (c::IBV_QPS_SQD, _) => self.send_changes(&next, mask)?,
+            _ => {}
+        }
+        *states = next;
+        Ok(())
+    }
+
+    /// Passes changed attributes to the device, for transitions after RTR.
+    fn send_changes(&self, next: &RoceStates, mask: i32) -> Result<(), Errno> {
+        if mask & c::IBV_QP_ACCESS_FLAGS != 0 {
+            self.qp.set_rights(next.rights())?;
+        }
+        if mask & c::IBV_QP_QKEY != 0 {
+            self.qp.set_q_key(next.attr().qkey)?;
+        }
+        if mask & c::IBV_QP_MIN_RNR_TIMER != 0 {
+            self.qp.set_min_rnr_timer(next.attr().min_rnr_timer)?;
+        }
+        Ok(())
+    }
+
+    /// Returns state, attributes and capacities (`ibv_query_qp(3)`).
+    pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
+        let row = self.qp.query()?;
+        if let Some(roce) = &self.roce {
+            let mut states = *roce.lock();
+            states.follow(row.state);
+            let mut attr = states.attr();
+            attr.cur_qp_state = attr.qp_state;
+            attr.cap = self.granted;
+            let drains = self.draining.load(Ordering::Acquire);
+            attr.sq_draining = u8::from(attr.qp_state == c::IBV_QPS_SQD && drains);
+            return Ok(attr);
+        }
+        let states = *self.states.lock();
+        let mut attr: c::ibv_qp_attr = zeroed();
+        attr.qp_state = match row.state {
+            // The daemon's state adds nothing to the state that the program has set.
+            QpState::Idle | QpState::Rtr | QpState::Sqd | QpState::Sqe => states.state,
+            QpState::Rts => c::IBV_QPS_RTS,
+            QpState::Closing => c::IBV_QPS_SQD,
+            QpState::Terminate | QpState::Error => c::IBV_QPS_ERR,
+        };
+        attr.cur_qp_state = attr.qp_state;
+        attr.qp_access_flags = states.access;
+        attr.min_rnr_timer = states.min_rnr_timer;
+        attr.timeout = states.timeout;
+        attr.cap = self.granted;
+        attr.path_mtu = crate::net::verbs_mtu();
+        attr.port_num = PORT;
+        let granted = |granted: u16, asked: u8| match granted {
+            0 => asked,
+            granted => u8::try_from(granted).unwrap_or(u8::MAX),
+        };
+        attr.max_dest_rd_atomic = granted(row.ird, states.inbound_reads);
+        attr.max_rd_atomic = granted(row.ord, states.outbound_reads);
+        Ok(attr)
+    }
+}
