@@ -45,7 +45,5 @@ pub(crate) fn is_multicast_or_broadcast(ip: IpAddr) -> bool {
     ip.is_multicast() || ip.is_ipv4() && is_broadcast()
 }
 
-/// Returns the MTU that iWARP reports. TCP determines the segment size, so the value has no effect.
-pub(crate) fn verbs_mtu() -> c::ibv_mtu {
-    c::IBV_MTU_1024
-}
+/// The MTU that iWARP reports. TCP determines the segment size, so the value has no effect.
+pub(crate) const IWARP_MTU: c::ibv_mtu = c::IBV_MTU_1024;

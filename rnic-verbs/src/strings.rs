@@ -112,7 +112,12 @@ pub(crate) extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c
 
 /// rdma_event_str(3).
 pub(crate) extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
-    CM_EVENTS.get(event as usize).copied().unwrap_or(c"UNKNOWN EVENT").as_ptr()
+    cm_event(event).as_ptr()
+}
+
+/// Returns the name of an event of an id.
+pub(crate) fn cm_event(event: c_uint) -> &'static CStr {
+    CM_EVENTS.get(event as usize).copied().unwrap_or(c"UNKNOWN EVENT")
 }
 
 fn named(names: &[&'static CStr], number: c_uint) -> *const c_char {

@@ -16,26 +16,26 @@ use libc::{c_int, c_void};
 ///   which is -1 too;
 /// - `nothing`.
 macro_rules! absent {
-    ($(pointer: $($pointer:ident),* ;)? $(number: $($number:ident),* ;)?
-     $(minus_one: $($minus_one:ident),* ;)? $(nothing: $($nothing:ident),* ;)?) => {
-        $($(
-            pub(crate) extern "C" fn $pointer() -> *mut ::libc::c_void {
-                $crate::ffi::absent::pointer(stringify!($pointer))
-            }
-        )*)?
-        $($(
-            pub(crate) extern "C" fn $number() -> ::libc::c_int {
-                $crate::ffi::absent::number(stringify!($number))
-            }
-        )*)?
-        $($(
-            pub(crate) extern "C" fn $minus_one() -> isize {
-                $crate::ffi::absent::minus_one(stringify!($minus_one))
-            }
-        )*)?
-        $($(
-            pub(crate) extern "C" fn $nothing() {}
-        )*)?
+    ($($result:ident: $($name:ident),* ;)*) => {
+        $($(absent! { @$result $name })*)*
+    };
+    (@pointer $name:ident) => {
+        pub(crate) extern "C" fn $name() -> *mut c_void {
+            pointer(stringify!($name))
+        }
+    };
+    (@number $name:ident) => {
+        pub(crate) extern "C" fn $name() -> c_int {
+            number(stringify!($name))
+        }
+    };
+    (@minus_one $name:ident) => {
+        pub(crate) extern "C" fn $name() -> isize {
+            minus_one(stringify!($name))
+        }
+    };
+    (@nothing $name:ident) => {
+        pub(crate) extern "C" fn $name() {}
     };
 }
 
@@ -106,16 +106,16 @@ absent! {
         verbs_register_driver_59, verbs_register_driver_64, verbs_set_ops, verbs_uninit_context;
 }
 
-pub(crate) fn pointer(name: &str) -> *mut c_void {
+fn pointer(name: &str) -> *mut c_void {
     number(name);
     ptr::null_mut()
 }
 
-pub(crate) fn minus_one(name: &str) -> isize {
+fn minus_one(name: &str) -> isize {
     number(name);
     -1
 }
 
-pub(crate) fn number(name: &str) -> c_int {
+fn number(name: &str) -> c_int {
     unsupported!("{name} is not supported by this device").report()
 }

@@ -184,11 +184,9 @@ fn free(list: *mut rdma_addrinfo) -> Result<(), Errno> {
 }
 
 entry! {
-    /// rdma_getaddrinfo(3).
     uncancelled rdma_getaddrinfo(
         node: Text, service: Text, hints: In<rdma_addrinfo>, to: Out<*mut rdma_addrinfo>,
     ) -> value<c_int> = get;
-    /// rdma_freeaddrinfo(3).
     plain rdma_freeaddrinfo(list: *mut rdma_addrinfo) -> nothing = free;
 }
 

@@ -41,8 +41,6 @@ pub(super) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
 }
 
 entry! {
-    /// rdma_create_event_channel(3).
     uncancelled rdma_create_event_channel() -> pointer<rdma_event_channel> = create;
-    /// rdma_destroy_event_channel(3).
     uncancelled rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> nothing = destroy;
 }

@@ -154,7 +154,7 @@ impl IdBody {
         let found = self.find_qp(qp).ok_or_else(|| {
             invalid!("the id has no queue pair, and conn_param.qp_num {qp} does not exist")
         })?;
-        let (serves, wanted) = match self.kind() {
+        let (serves, wanted) = match self.kind {
             DeviceKind::Iwarp => (!found.is_roce(), "an iWARP QP"),
             DeviceKind::Roce => (found.ud_pd().is_some(), "a UD QP"),
         };
@@ -236,13 +236,9 @@ fn notify(id: *mut rdma_cm_id) -> Result<(), Errno> {
 }
 
 entry! {
-    /// rdma_connect(3).
     cancellable rdma_connect(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> minus_one
         = connect;
-    /// rdma_disconnect(3).
     cancellable rdma_disconnect(id: *mut rdma_cm_id) -> minus_one = disconnect;
-    /// rdma_establish(3).
     plain rdma_establish(id: *mut rdma_cm_id) -> minus_one = establish;
-    /// rdma_notify(3).
     plain rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> minus_one = |id, _| notify(id);
 }

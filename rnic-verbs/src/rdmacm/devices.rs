@@ -53,8 +53,6 @@ fn free(list: *mut *mut ibv_context) -> Result<(), Errno> {
 }
 
 entry! {
-    /// rdma_get_devices(3).
     uncancelled rdma_get_devices(count: Out<c_int>) -> pointer<*mut ibv_context> = get;
-    /// rdma_free_devices(3).
     plain rdma_free_devices(list: *mut *mut ibv_context) -> nothing = free;
 }

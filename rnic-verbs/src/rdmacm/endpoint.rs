@@ -93,6 +93,5 @@ entry! {
         to: Out<*mut rdma_cm_id>, found: In<rdma_addrinfo>, pd: *mut ibv_pd,
         wanted: InOut<ibv_qp_init_attr>,
     ) -> minus_one = create;
-    /// rdma_destroy_ep(3).
     uncancelled rdma_destroy_ep(id: *mut rdma_cm_id) -> nothing = destroy;
 }

@@ -1,6 +1,6 @@
 //! Fetching events of ids, and waiting for them.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Live, live, publish, zeroed};
 use crate::ffi::pointers::{Out, get, set};
-use crate::strings::rdma_event_str;
+use crate::strings::cm_event;
 use crate::system;
 use crate::verbs::ah::attributes_to;
 use crate::verbs::device::DeviceKind;
@@ -43,7 +43,7 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
         Some(request) => {
             let channel = if of.is_synchronous() { null_mut() } else { get!(of.channel) };
             let body = |on| IdBody::with_request(&arrived.id, on, request);
-            let device = arrived.id.device();
+            let device = &arrived.id.device;
             head.listen_id = at;
             head.id = id::make(device, channel, get!(of.context), get!(of.ps), body)?;
             id::show_addresses(cm_id(head.id)?)?;
@@ -67,7 +67,7 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
     conn.private_data_len = length;
     conn.responder_resources = small(connection.inbound);
     conn.initiator_depth = small(connection.outbound);
-    head.param = match arrived.id.kind() {
+    head.param = match arrived.id.kind {
         DeviceKind::Iwarp => rdma_cm_event_param { conn },
         DeviceKind::Roce => {
             let private_data = conn.private_data;
@@ -122,8 +122,7 @@ fn complete(id: Live<CmIdBody>) -> Result<(), Errno> {
 /// Returns the error of a synchronous call with this event status.
 pub(super) fn failed_event(kind: rdma_cm_event_type, status: c_int) -> Errno {
     let number = if status < 0 { -status } else { libc::ECONNREFUSED };
-    // SAFETY: the names of events are static strings of C.
-    let name = unsafe { CStr::from_ptr(rdma_event_str(kind)) }.to_string_lossy();
+    let name = cm_event(kind).to_string_lossy();
     Errno::new(number, format_args!("{name} with status {status}"))
 }
 
@@ -132,6 +131,5 @@ entry! {
     cancellable rdma_get_cm_event(
         from: *mut rdma_event_channel, to: Out<*mut rdma_cm_event>,
     ) -> minus_one = get;
-    /// rdma_ack_cm_event(3).
     uncancelled rdma_ack_cm_event(event: *mut rdma_cm_event) -> minus_one = acknowledge;
 }

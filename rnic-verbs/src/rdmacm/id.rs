@@ -93,7 +93,7 @@ pub(super) fn make(
     head.channel = at;
     head.context = program;
     head.ps = port_space;
-    head.qp_type = match id.kind() {
+    head.qp_type = match id.kind {
         DeviceKind::Iwarp => IBV_QPT_RC,
         DeviceKind::Roce => IBV_QPT_UD,
     };
@@ -118,10 +118,10 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
         set!(to.route.addr.src = in_c(source));
         let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
         if peer.is_some() || !of_none {
-            set!(to.verbs = default_context(id.device(), id.kind())?);
+            set!(to.verbs = default_context(&id.device, id.kind)?);
             // For queue pairs that a program creates without the id.
             if get!(to.pd).is_null() {
-                set!(to.pd = default_pd(id.device(), id.kind())?);
+                set!(to.pd = default_pd(&id.device, id.kind)?);
             }
             set!(to.port_num = PORT);
         }
@@ -129,7 +129,7 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
     if let Some(peer) = peer {
         set!(to.route.addr.dst = in_c(peer));
     }
-    if let (DeviceKind::Roce, Some(source), Some(peer)) = (id.kind(), source, peer) {
+    if let (DeviceKind::Roce, Some(source), Some(peer)) = (id.kind, source, peer) {
         let gid = |address: SocketAddr| ibv_gid { raw: Gid::from(address.ip()).0 };
         let addr = rdma_ib_addr { sgid: gid(source), dgid: gid(peer), pkey: DEFAULT_PKEY };
         set!(to.route.addr.addr = addr);
@@ -215,7 +215,7 @@ fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), Errno
     if to.is_null() && id.is_synchronous() {
         return Err(invalid!("the id is already synchronous"));
     }
-    let (at, own) = channel_for(id.id.device(), to)?;
+    let (at, own) = channel_for(&id.id.device, to)?;
     acknowledge_own(id);
     id.id.migrate(&*channel(at)?);
     set!(id.channel = at);
@@ -239,19 +239,14 @@ fn port(of: &rdma_sockaddr) -> u16 {
 }
 
 entry! {
-    /// rdma_create_id(3).
     uncancelled rdma_create_id(
         channel: *mut rdma_event_channel, to: Out<*mut rdma_cm_id>, program: *mut c_void,
         port_space: rdma_port_space,
     ) -> minus_one = create_id;
-    /// rdma_destroy_id(3).
     uncancelled rdma_destroy_id(id: *mut rdma_cm_id) -> minus_one = destroy;
-    /// rdma_migrate_id(3).
     uncancelled rdma_migrate_id(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> minus_one
         = migrate;
-    /// rdma_get_src_port(3).
     plain rdma_get_src_port(id: *mut rdma_cm_id) -> value<u16> = src_port;
-    /// rdma_get_dst_port(3).
     plain rdma_get_dst_port(id: *mut rdma_cm_id) -> value<u16> = dst_port;
 }
 

@@ -165,8 +165,7 @@ impl Ids {
         }
         let ids: Vec<_> = self.sources.lock().values().filter_map(Weak::upgrade).collect();
         let reuses = id.reuses_address();
-        let mut others =
-            ids.iter().filter(|of| !std::ptr::eq(&***of, id) && of.kind() == id.kind());
+        let mut others = ids.iter().filter(|of| !std::ptr::eq(&***of, id) && of.kind == id.kind);
         others.try_for_each(|of| {
             let Some(source) = of.exclusive_source(reuses).filter(|s| s.port() == address.port())
             else {

@@ -223,15 +223,11 @@ fn accepted_id(listener: Live<CmIdBody>, at: *mut rdma_cm_event) -> Result<*mut 
 }
 
 entry! {
-    /// rdma_listen(3).
     plain rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> minus_one = listen;
-    /// rdma_accept(3).
     cancellable rdma_accept(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> minus_one
         = accept;
-    /// rdma_reject(3).
     uncancelled rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8)
         -> minus_one = reject;
-    /// rdma_get_request(3).
     cancellable rdma_get_request(listener: *mut rdma_cm_id, to: Out<*mut rdma_cm_id>) -> minus_one
         = get_request;
 }

@@ -54,7 +54,6 @@ fn set(
 const PATH_DATA_LEN: usize = 72;
 
 entry! {
-    /// rdma_set_option(3).
     plain rdma_set_option(
         id: *mut rdma_cm_id, level: c_int, name: c_int, value: *mut c_void, length: usize,
     ) -> minus_one = set;

@@ -83,9 +83,9 @@ fn prepare(
     let pd = match (pd.is_null(), get!(id.pd).is_null()) {
         (false, _) => pd,
         (true, false) => get!(id.pd),
-        (true, true) => default_pd(id.id.device(), id.id.kind())?,
+        (true, true) => default_pd(&id.id.device, id.id.kind)?,
     };
-    let context = default_context(id.id.device(), id.id.kind())?;
+    let context = default_context(&id.id.device, id.id.kind)?;
     let found = live::<Arc<PdBody>>(pd)?;
     check_same(Kind::Pd, get!(found.context), context)?;
     let cap = get!(w.cap);
@@ -235,16 +235,12 @@ fn no_transition(state: ibv_qp_state) -> Errno {
 }
 
 entry! {
-    /// rdma_create_qp(3).
     uncancelled rdma_create_qp(
         id: *mut rdma_cm_id, pd: *mut ibv_pd, wanted: InOut<ibv_qp_init_attr>,
     ) -> minus_one = create;
-    /// rdma_create_qp_ex(3).
     uncancelled rdma_create_qp_ex(id: *mut rdma_cm_id, wanted: InOut<ibv_qp_init_attr_ex>)
         -> minus_one = create_ex;
-    /// rdma_destroy_qp(3).
     uncancelled rdma_destroy_qp(id: *mut rdma_cm_id) -> nothing = destroy;
-    /// rdma_init_qp_attr(3).
     plain rdma_init_qp_attr(
         id: *mut rdma_cm_id, attr: InOut<ibv_qp_attr>, mask: Out<c_int>,
     ) -> minus_one = init_attributes;

@@ -33,7 +33,7 @@ impl IdBody {
         let listener = self
             .claim(address, state.family_only)
             .map(Arc::new)
-            .or_else(|error| ids.reusable(self.kind(), state.reuses_address, address).ok_or(error));
+            .or_else(|error| ids.reusable(self.kind, state.reuses_address, address).ok_or(error));
         let listener = listener.map_err(|error| {
             let errno = Errno::from(error);
             // As in the kernel, binding a wildcard address fails with EADDRNOTAVAIL if another
@@ -46,7 +46,7 @@ impl IdBody {
             }
         })?;
         if state.reuses_address {
-            ids.allow_reuse(self.kind(), true, &listener);
+            ids.allow_reuse(self.kind, true, &listener);
         }
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
@@ -103,7 +103,7 @@ impl IdBody {
         };
         let bound = Arc::new(bound);
         if state.reuses_address {
-            self.ids().allow_reuse(self.kind(), true, &bound);
+            self.ids().allow_reuse(self.kind, true, &bound);
         }
         state.listener = Some(bound);
         refused.map_or(Ok(()), |error| Err(error.into()))
@@ -200,7 +200,6 @@ pub(super) fn resolve_route(id: *mut rdma_cm_id) -> Result<(), Errno> {
 }
 
 entry! {
-    /// rdma_bind_addr(3).
     uncancelled rdma_bind_addr(id: *mut rdma_cm_id, address: Address) -> minus_one = bind;
     /// rdma_resolve_addr(3). The timeout is not used.
     cancellable rdma_resolve_addr(

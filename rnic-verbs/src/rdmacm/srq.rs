@@ -52,10 +52,10 @@ fn pd_for_srq(id: Live<CmIdBody>, named: *mut ibv_pd) -> Result<*mut ibv_pd, Err
     }
     if named.is_null() {
         let own = get!(id.pd);
-        return if own.is_null() { default_pd(id.id.device(), id.id.kind()) } else { Ok(own) };
+        return if own.is_null() { default_pd(&id.id.device, id.id.kind) } else { Ok(own) };
     }
     let found = live::<Arc<PdBody>>(named)?;
-    let of = default_context(id.id.device(), id.id.kind())?;
+    let of = default_context(&id.id.device, id.id.kind)?;
     check_same(Kind::Pd, get!(found.context), of)?;
     Ok(named)
 }
@@ -71,13 +71,10 @@ pub(super) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
 }
 
 entry! {
-    /// rdma_create_srq(3).
     uncancelled rdma_create_srq(
         id: *mut rdma_cm_id, pd: *mut ibv_pd, wanted: InOut<ibv_srq_init_attr>,
     ) -> minus_one = create;
-    /// rdma_create_srq_ex(3).
     uncancelled rdma_create_srq_ex(id: *mut rdma_cm_id, wanted: InOut<ibv_srq_init_attr_ex>)
         -> minus_one = create_ex;
-    /// rdma_destroy_srq(3).
     uncancelled rdma_destroy_srq(id: *mut rdma_cm_id) -> nothing = destroy;
 }

@@ -21,7 +21,7 @@ use crate::verbs::qp::{QpBody, find};
 pub(crate) struct IdBody {
     pub(super) device: Arc<Device>,
     /// Device of the id: iWARP for `RDMA_PS_TCP`, RoCE for `RDMA_PS_UDP`.
-    kind: DeviceKind,
+    pub(super) kind: DeviceKind,
     head: OnceLock<Foreign<c::rdma_cm_id>>,
     /// The channel of its events; `None` once the id is destroyed.
     pub(super) channel: Mutex<Option<Arc<EventChannel>>>,
@@ -140,14 +140,6 @@ impl IdBody {
             unacknowledged: Unacknowledged::default(),
             state: Mutex::new(state),
         })
-    }
-
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
-    pub(crate) fn kind(&self) -> DeviceKind {
-        self.kind
     }
 
     /// Returns the queue pair of the device with this number.

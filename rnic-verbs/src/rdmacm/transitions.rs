@@ -51,7 +51,7 @@ impl IdBody {
             let listener = state.listener.take();
             if let Some(listener) = listener.as_ref().filter(|_| listens) {
                 self.ids().forget_listener(listener.id());
-                self.ids().allow_reuse(self.kind(), false, listener);
+                self.ids().allow_reuse(self.kind, false, listener);
             }
             (listener, state.request.take(), qp.filter(|_| connected), state.lookup.take())
         };

@@ -186,16 +186,13 @@ fn destroy(ah: *mut ibv_ah) -> Result<(), Errno> {
 }
 
 entry! {
-    /// ibv_create_ah(3).
     uncancelled ibv_create_ah(pd: *mut ibv_pd, attr: In<ibv_ah_attr>) -> pointer<ibv_ah> = create;
     /// ibv_init_ah_from_wc(3). Unlike most of libibverbs, it fails with -1 and `errno`.
     uncancelled ibv_init_ah_from_wc(
         of: *mut ibv_context, port: u8, wc: In<ibv_wc>, grh: In<ibv_grh>, attr: Out<ibv_ah_attr>,
     ) -> minus_one = init_from_wc;
-    /// ibv_create_ah_from_wc(3).
     uncancelled ibv_create_ah_from_wc(
         pd: *mut ibv_pd, wc: In<ibv_wc>, grh: In<ibv_grh>, port: u8,
     ) -> pointer<ibv_ah> = create_from_wc;
-    /// ibv_destroy_ah(3).
     uncancelled ibv_destroy_ah(ah: *mut ibv_ah) -> status = destroy;
 }

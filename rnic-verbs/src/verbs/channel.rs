@@ -71,7 +71,7 @@ impl ChannelBody {
             let cq = CompletionChannel::parse_record(&record[..n])
                 .ok_or_else(|| errno!(libc::EIO, "the daemon has closed the completion channel"))?;
             // Skips events of destroyed CQs. Destroying a CQ waits for events that are counted.
-            if let Some(cq) = self.device.with_cq(cq, |cq| cq.hand_out_event()) {
+            if let Some(cq) = self.device.cqs.read().get(&cq).map(|cq| cq.hand_out_event()) {
                 return Ok(cq);
             }
         }
@@ -91,8 +91,6 @@ pub(crate) fn destroy(channel: *mut ibv_comp_channel) -> Result<(), Errno> {
 }
 
 entry! {
-    /// ibv_create_comp_channel(3).
     uncancelled ibv_create_comp_channel(of: *mut ibv_context) -> pointer<ibv_comp_channel> = create;
-    /// ibv_destroy_comp_channel(3).
     uncancelled ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> status = destroy;
 }

@@ -23,7 +23,7 @@ pub(crate) struct Device {
     owner: u32,
     pub(crate) context: Context,
     pub(crate) attributes: DeviceAttributes,
-    /// The C structures of the two devices, indexed by [`DeviceKind::index`].
+    /// The C structures of the two devices, indexed by [`DeviceKind`].
     heads: [Box<DeviceBlock>; 2],
     contexts: Mutex<Vec<Weak<AsyncEvents>>>,
     /// The channel of CQs without a channel, see [`silent_channel`](Self::silent_channel).
@@ -103,13 +103,13 @@ impl Device {
 
     /// Returns the C structure of a device.
     pub(crate) fn head(&self, kind: DeviceKind) -> Foreign<c::ibv_device> {
-        let block = &self.heads[kind.index()];
+        let block = &self.heads[kind as usize];
         Foreign(std::ptr::from_ref(&block.device).cast_mut())
     }
 
     /// Returns the default objects for ids of a device.
     pub(crate) fn defaults(&self, kind: DeviceKind) -> &Defaults {
-        &self.defaults[kind.index()]
+        &self.defaults[kind as usize]
     }
 
     /// Returns the channel of all CQs that the program creates without one. These CQs are never
@@ -149,19 +149,25 @@ impl Device {
         self.connections.get().map(|connections| &**connections)
     }
 
-    /// Calls `does` with a CQ. The CQ cannot be removed from the device during the call.
-    pub(crate) fn with_cq<T>(&self, id: CqId, does: impl FnOnce(&dyn AnyCq) -> T) -> Option<T> {
-        self.cqs.read().get(&id).map(|cq| does(&**cq))
+    /// Queues an asynchronous event of a CQ, unless it is destroyed.
+    pub(crate) fn push_cq_event(&self, cq: CqId, kind: c::ibv_event_type) {
+        if let Some(cq) = self.cqs.read().get(&cq) {
+            cq.push_event(kind);
+        }
     }
 
-    /// Like [`with_cq`](Self::with_cq), for a QP.
-    pub(crate) fn with_qp<T>(&self, id: QpId, does: impl FnOnce(&dyn AnyQp) -> T) -> Option<T> {
-        self.qps.read().get(&id).map(|qp| does(&**qp))
+    /// Queues an asynchronous event of an SRQ, unless it is destroyed.
+    pub(crate) fn push_srq_event(&self, srq: SrqId, kind: c::ibv_event_type) {
+        if let Some(srq) = self.srqs.read().get(&srq) {
+            srq.push_event(kind);
+        }
     }
 
-    /// Like [`with_cq`](Self::with_cq), for an SRQ.
-    pub(crate) fn with_srq<T>(&self, id: SrqId, does: impl FnOnce(&dyn AnySrq) -> T) -> Option<T> {
-        self.srqs.read().get(&id).map(|srq| does(&**srq))
+    /// Queues an asynchronous event of a QP, unless it is destroyed.
+    pub(crate) fn push_qp_event(&self, qp: QpId, kind: c::ibv_event_type) {
+        if let Some(qp) = self.qps.read().get(&qp) {
+            qp.push_event(kind);
+        }
     }
 
     /// Registers the event queue of a new context.
@@ -240,23 +246,13 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-impl DeviceKind {
-    /// Position in [`KINDS`].
-    fn index(self) -> usize {
-        match self {
-            DeviceKind::Iwarp => 0,
-            DeviceKind::Roce => 1,
-        }
-    }
-}
-
 /// Number of the device's only port.
 pub(crate) const PORT: u8 = 1;
 
 /// Number of completion vectors of the device.
 pub(crate) const VECTORS: u32 = 1;
 
-/// Both devices.
+/// Both devices, in the order of their indices.
 pub(crate) const KINDS: [DeviceKind; 2] = [DeviceKind::Iwarp, DeviceKind::Roce];
 
 /// Copies a name into a C field. Truncates it if necessary, so that a zero byte ends it.

@@ -93,13 +93,9 @@ pub(crate) fn no_device(device: *mut ibv_device) -> Errno {
 }
 
 entry! {
-    /// ibv_get_device_list(3).
     uncancelled ibv_get_device_list(count: Out<c_int>) -> pointer<*mut ibv_device> = get;
-    /// ibv_free_device_list(3).
     uncancelled ibv_free_device_list(list: *mut *mut ibv_device) -> nothing = free;
-    /// ibv_get_device_name(3).
     plain ibv_get_device_name(device: *mut ibv_device) -> value<*const c_char> = name;
-    /// ibv_get_device_guid(3).
     plain ibv_get_device_guid(device: *mut ibv_device) -> value<u64> = guid;
 }
 

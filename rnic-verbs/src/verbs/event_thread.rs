@@ -42,34 +42,26 @@ fn run(context: &Context, device: &Weak<Device>) {
 
 fn deliver(device: &Arc<Device>, event: Event) {
     match event {
-        Event::CqError { cq, .. } => {
-            device.with_cq(cq, |cq| cq.push_event(c::IBV_EVENT_CQ_ERR));
-        }
-        Event::SrqLimit { srq, .. } => {
-            device.with_srq(srq, |srq| srq.push_event(c::IBV_EVENT_SRQ_LIMIT_REACHED));
-        }
-        Event::SrqError { srq, .. } => {
-            device.with_srq(srq, |srq| srq.push_event(c::IBV_EVENT_SRQ_ERR));
-        }
+        Event::CqError { cq, .. } => device.push_cq_event(cq, c::IBV_EVENT_CQ_ERR),
+        Event::SrqLimit { srq, .. } => device.push_srq_event(srq, c::IBV_EVENT_SRQ_LIMIT_REACHED),
+        Event::SrqError { srq, .. } => device.push_srq_event(srq, c::IBV_EVENT_SRQ_ERR),
         Event::LastWqeReached { qp, .. } => {
-            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_LAST_WQE_REACHED));
+            device.push_qp_event(qp, c::IBV_EVENT_QP_LAST_WQE_REACHED)
         }
         Event::QpFatal { qp, ref reason, .. } => {
             log::debug(|| format!("QP {qp}: {reason}"));
-            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_FATAL));
+            device.push_qp_event(qp, c::IBV_EVENT_QP_FATAL);
             manage(device, event);
         }
         Event::CommunicationEstablished { qp, .. } => {
-            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_COMM_EST));
+            device.push_qp_event(qp, c::IBV_EVENT_COMM_EST)
         }
-        Event::AccessError { qp, .. } => {
-            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_ACCESS_ERR));
-        }
-        Event::RequestError { qp, .. } => {
-            device.with_qp(qp, |qp| qp.push_event(c::IBV_EVENT_QP_REQ_ERR));
-        }
+        Event::AccessError { qp, .. } => device.push_qp_event(qp, c::IBV_EVENT_QP_ACCESS_ERR),
+        Event::RequestError { qp, .. } => device.push_qp_event(qp, c::IBV_EVENT_QP_REQ_ERR),
         Event::SendQueueDrained { qp, .. } => {
-            device.with_qp(qp, |qp| qp.drained());
+            if let Some(qp) = device.qps.read().get(&qp) {
+                qp.drained();
+            }
         }
         Event::SrqUnfair { .. } => {}
         Event::GidsChanged => device.gids_changed(),

@@ -186,25 +186,6 @@ fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
         .ok_or_else(|| invalid!("{length} bytes at {address:p} are not a valid memory range"))
 }
 
-fn reg_mr(
-    pd: *mut ibv_pd,
-    address: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> Result<*mut ibv_mr, Errno> {
-    register(pd, address, length, None, access.cast_unsigned())
-}
-
-fn reg_mr_iova(
-    pd: *mut ibv_pd,
-    address: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_uint,
-) -> Result<*mut ibv_mr, Errno> {
-    register(pd, address, length, Some(iova), access)
-}
-
 /// Changes a region, which keeps its keys. Returns `IBV_REREG_MR_ERR_INPUT` if `mr` is invalid or
 /// [`check_change`] fails, and `IBV_REREG_MR_ERR_CMD` for all other errors. After either, the old
 /// region is unchanged.
@@ -303,26 +284,27 @@ fn advise(
 }
 
 entry! {
-    /// ibv_reg_mr(3).
     uncancelled ibv_reg_mr(
         pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int,
-    ) -> pointer<ibv_mr> = reg_mr;
-    /// ibv_reg_mr_iova(3).
+    ) -> pointer<ibv_mr> = |pd, address, length, access: c_int| {
+        register(pd, address, length, None, access.cast_unsigned())
+    };
     uncancelled ibv_reg_mr_iova(
         pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint,
-    ) -> pointer<ibv_mr> = reg_mr_iova;
+    ) -> pointer<ibv_mr> = |pd, address, length, iova, access| {
+        register(pd, address, length, Some(iova), access)
+    };
     /// ibv_reg_mr(3), called by programs built since 2020, which may pass hints.
     uncancelled ibv_reg_mr_iova2(
         pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint,
-    ) -> pointer<ibv_mr> = reg_mr_iova;
-    /// ibv_rereg_mr(3).
+    ) -> pointer<ibv_mr> = |pd, address, length, iova, access| {
+        register(pd, address, length, Some(iova), access)
+    };
     uncancelled ibv_rereg_mr(
         mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, address: *mut c_void, length: usize,
         access: c_int,
     ) -> value<c_int> = rereg_mr;
-    /// ibv_dereg_mr(3).
     uncancelled ibv_dereg_mr(mr: *mut ibv_mr) -> status = dereg;
-    /// ibv_advise_mr(3).
     plain advise_mr(
         pd: *mut ibv_pd, advice: c_uint, flags: c_uint, list: *mut ibv_sge, count: c_uint,
     ) -> status = advise;

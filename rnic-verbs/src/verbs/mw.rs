@@ -156,9 +156,7 @@ fn dealloc(mw: *mut ibv_mw) -> Result<(), Errno> {
 }
 
 entry! {
-    /// ibv_alloc_mw(3).
     uncancelled alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> pointer<ibv_mw> = alloc;
-    /// ibv_dealloc_mw(3).
     uncancelled dealloc_mw(mw: *mut ibv_mw) -> status = dealloc;
 }
 

@@ -9,7 +9,7 @@ use crate::ffi::handles::{Foreign, OfContext, all_of, live, publish, withdraw, z
 use crate::verbs::ah::AhBody;
 use crate::verbs::context::{ContextBody, context, start};
 use crate::verbs::cq::CqBody;
-use crate::verbs::device::{Device, DeviceKind};
+use crate::verbs::device::{Device, DeviceKind, VECTORS};
 use crate::verbs::mr::MrBody;
 use crate::verbs::mw::MwBody;
 use crate::verbs::pd::{self, PdBody};
@@ -25,9 +25,9 @@ fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_context, Errn
     head.sz = size_of::<verbs_context>();
     let context = &mut head.context;
     context.device = device.head(kind).0;
-    context.cmd_fd = opened.async_fd();
-    context.async_fd = opened.async_fd();
-    context.num_comp_vectors = opened.vectors();
+    context.cmd_fd = opened.async_events().fd();
+    context.async_fd = context.cmd_fd;
+    context.num_comp_vectors = VECTORS.cast_signed();
     context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     context.abi_compat = VERBS_ABI_IS_EXTENDED;
     let head = publish(head, opened).as_ptr();
@@ -116,8 +116,6 @@ unsafe fn destroy_each<B: OfContext>(of: *mut ibv_context, detach: impl Fn(&B)) 
 }
 
 entry! {
-    /// ibv_open_device(3).
     uncancelled ibv_open_device(device: *mut ibv_device) -> pointer<ibv_context> = open_device;
-    /// ibv_close_device(3).
     uncancelled ibv_close_device(of: *mut ibv_context) -> status = close_device;
 }

@@ -100,8 +100,6 @@ fn dealloc(pd: *mut ibv_pd) -> Result<(), Errno> {
 }
 
 entry! {
-    /// ibv_alloc_pd(3).
     uncancelled ibv_alloc_pd(of: *mut ibv_context) -> pointer<ibv_pd> = alloc;
-    /// ibv_dealloc_pd(3).
     uncancelled ibv_dealloc_pd(pd: *mut ibv_pd) -> status = dealloc;
 }

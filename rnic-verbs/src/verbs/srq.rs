@@ -1,7 +1,7 @@
 //! Shared receive queues (`ibv_create_srq(3)`).
 
 use std::ffi::c_int;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rnic_client::{Completion, RecvRequest, Srq, SrqId, SrqOptions};
@@ -10,9 +10,9 @@ use slab::Slab;
 use crate::c::{self, *};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
-use crate::ffi::handles::{Body, Foreign, Kind, OfContext, live, publish, withdraw};
+use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw};
 use crate::ffi::pointers::{In, InOut, Out, get, set};
-use crate::verbs::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
+use crate::verbs::async_events::ObjectEvents;
 use crate::verbs::context::{ContextBody, context};
 use crate::verbs::device::Device;
 use crate::verbs::pd::{PdBody, PdUser};
@@ -24,11 +24,9 @@ use crate::verbs::registry::{AnyQp, AnySrq};
 pub(crate) struct SrqBody {
     device: Arc<Device>,
     srq: Srq,
-    head: OnceLock<Foreign<ibv_srq>>,
     _pd: PdUser,
     max_sge: u8,
-    context_events: Arc<AsyncEvents>,
-    pub(crate) async_events: Unacknowledged,
+    pub(crate) events: ObjectEvents<ibv_srq>,
     /// `wr_id`s of outstanding receives. They may complete in any order.
     wr_ids: Mutex<Slab<u64>>,
 }
@@ -60,11 +58,9 @@ impl SrqBody {
         let body = Arc::new(SrqBody {
             device: device.clone(),
             srq,
-            head: OnceLock::new(),
             _pd: pd.user(),
             max_sge,
-            context_events: context.async_events().clone(),
-            async_events: Unacknowledged::default(),
+            events: ObjectEvents::new(context.async_events().clone()),
             wr_ids: Mutex::default(),
         });
         device.srqs.write().insert(body.id(), body.clone());
@@ -77,15 +73,6 @@ impl SrqBody {
 
     pub(crate) fn client(&self) -> &Srq {
         &self.srq
-    }
-
-    pub(crate) fn set_head(&self, head: Foreign<ibv_srq>) {
-        let _ = self.head.set(head);
-    }
-
-    /// Returns the program's pointer to the SRQ.
-    pub(crate) fn head(&self) -> Foreign<ibv_srq> {
-        self.head.get().copied().unwrap_or(Foreign::NULL)
     }
 
     /// Returns the size and the armed limit (`ibv_query_srq(3)`).
@@ -138,21 +125,20 @@ impl SrqBody {
             return Err(busy!("a queue pair uses the shared receive queue"));
         }
         self.detach();
-        self.async_events.wait();
+        self.events.unacknowledged.wait();
         Ok(())
     }
 
     /// Removes the SRQ from the device. The last thread that holds a reference frees it.
     pub(crate) fn detach(&self) {
         self.device.srqs.write().remove(&self.id());
-        let head = self.head();
-        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+        self.events.take_back();
     }
 }
 
 impl AnySrq for SrqBody {
     fn push_event(&self, kind: c::ibv_event_type) {
-        self.context_events.push(AsyncEvent::of(self.head(), kind));
+        self.events.push(kind);
     }
 
     fn receive_done(&self, completion: &Completion) -> u64 {
@@ -180,7 +166,7 @@ pub(crate) fn create(
         events_completed: 0,
     };
     let at = publish(head, srq.clone()).as_ptr();
-    srq.set_head(Foreign(at));
+    srq.events.set_head(at);
     Ok(at)
 }
 
@@ -246,23 +232,16 @@ fn post_recv(
 }
 
 entry! {
-    /// ibv_create_srq(3).
     uncancelled ibv_create_srq(
         pd: *mut ibv_pd, wanted: InOut<ibv_srq_init_attr>,
     ) -> pointer<ibv_srq> = create;
-    /// ibv_create_srq_ex(3).
     uncancelled create_srq_ex(
         of: *mut ibv_context, wanted: InOut<ibv_srq_init_attr_ex>,
     ) -> pointer<ibv_srq> = |_of, wanted| create_ex(wanted);
-    /// ibv_modify_srq(3).
     plain ibv_modify_srq(of: *mut ibv_srq, attr: In<ibv_srq_attr>, mask: c_int) -> status = modify;
-    /// ibv_query_srq(3).
     plain ibv_query_srq(of: *mut ibv_srq, attr: Out<ibv_srq_attr>) -> status = query;
-    /// ibv_destroy_srq(3).
     uncancelled ibv_destroy_srq(of: *mut ibv_srq) -> status = destroy;
-    /// ibv_get_srq_num(3).
     plain get_srq_num(of: *mut ibv_srq, to: Out<u32>) -> status = number;
-    /// ibv_post_srq_recv(3).
     plain post_srq_recv(
         of: *mut ibv_srq, wr: Chain<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>,
     ) -> status = post_recv;

@@ -100,25 +100,16 @@ unsafe impl<B: Body> Fields for Live<B> {
 ///
 /// `EINVAL` if the pointer is null, `ENOENT` if it refers to no live object of this kind.
 pub(crate) fn live<B: Body>(head: *const B::Head) -> Result<Live<B>, Errno> {
-    check::<B>(head)?;
-    // The object starts with its head. `check` has refused null.
-    Ok(Live(NonNull::new(head.cast_mut().cast()).ok_or_else(|| not_live(B::KIND, 0))?))
+    let kind = B::KIND;
+    // The object starts with its head.
+    let object = NonNull::new(head.cast_mut().cast())
+        .ok_or_else(|| invalid!("the {kind} is a null pointer"))?;
+    if is_live(kind, head.addr()) { Ok(Live(object)) } else { Err(not_live(kind, head.addr())) }
 }
 
 /// Like [`live`], but accepts a null pointer.
 pub(crate) fn live_or_null<B: Body>(head: *const B::Head) -> Result<Option<Live<B>>, Errno> {
     if head.is_null() { Ok(None) } else { live(head).map(Some) }
-}
-
-fn check<B: Body>(head: *const B::Head) -> Result<(), Errno> {
-    let kind = B::KIND;
-    if head.is_null() {
-        return Err(invalid!("the {kind} is a null pointer"));
-    }
-    if !is_live(kind, head.addr()) {
-        return Err(not_live(kind, head.addr()));
-    }
-    Ok(())
 }
 
 fn not_live(kind: Kind, address: usize) -> Errno {
@@ -136,7 +127,7 @@ fn not_live(kind: Kind, address: usize) -> Errno {
 /// No thread uses the object during the call or later, which the manual pages require of programs:
 /// every [`Live`] of it is out of use.
 pub(crate) unsafe fn withdraw<B: Body>(head: *mut B::Head) -> Result<B, Errno> {
-    check::<B>(head)?;
+    live::<B>(head)?;
     if !table::remove(B::KIND, head.addr()) {
         return Err(not_live(B::KIND, head.addr()));
     }

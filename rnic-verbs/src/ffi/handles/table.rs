@@ -10,48 +10,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
 
-/// Kind of an object that C holds a pointer to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Device,
-    DeviceList,
-    Context,
-    Pd,
-    Mr,
-    Mw,
-    CompletionChannel,
-    Cq,
-    Srq,
-    Qp,
-    Ah,
-    EventChannel,
-    Id,
-    CmEvent,
-    ContextList,
-    AddressInfo,
+/// Defines the kinds with their names.
+macro_rules! kinds {
+    ($($kind:ident $name:literal)*) => {
+        /// Kind of an object that C holds a pointer to.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Kind {
+            $($kind),*
+        }
+
+        impl fmt::Display for Kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Kind::$kind => $name),*
+                })
+            }
+        }
+    };
 }
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::Device => "device",
-            Kind::DeviceList => "device list",
-            Kind::Context => "device context",
-            Kind::Pd => "protection domain",
-            Kind::Mr => "memory region",
-            Kind::Mw => "memory window",
-            Kind::CompletionChannel => "completion channel",
-            Kind::Cq => "completion queue",
-            Kind::Srq => "shared receive queue",
-            Kind::Qp => "queue pair",
-            Kind::Ah => "address handle",
-            Kind::EventChannel => "event channel",
-            Kind::Id => "rdma_cm_id",
-            Kind::CmEvent => "rdma_cm_event",
-            Kind::ContextList => "list of device contexts",
-            Kind::AddressInfo => "rdma_addrinfo",
-        })
-    }
+kinds! {
+    Device "device"
+    DeviceList "device list"
+    Context "device context"
+    Pd "protection domain"
+    Mr "memory region"
+    Mw "memory window"
+    CompletionChannel "completion channel"
+    Cq "completion queue"
+    Srq "shared receive queue"
+    Qp "queue pair"
+    Ah "address handle"
+    EventChannel "event channel"
+    Id "rdma_cm_id"
+    CmEvent "rdma_cm_event"
+    ContextList "list of device contexts"
+    AddressInfo "rdma_addrinfo"
 }
 
 /// Packs address and kind into one word: addresses are multiples of 32, and there are 16 kinds.

@@ -79,15 +79,15 @@ impl Element {
         match self {
             Element::Cq => {
                 let cq = live::<Arc<CqBody>>(at.cast())?;
-                does(&cq.async_events, &|| add!(cq.cq_base.async_events_completed += 1));
+                does(&cq.events.unacknowledged, &|| add!(cq.cq_base.async_events_completed += 1));
             }
             Element::Qp => {
                 let qp = live::<Arc<QpBody>>(at.cast())?;
-                does(&qp.async_events, &|| add!(qp.qp_base.events_completed += 1));
+                does(&qp.events.unacknowledged, &|| add!(qp.qp_base.events_completed += 1));
             }
             Element::Srq => {
                 let srq = live::<Arc<SrqBody>>(at.cast())?;
-                does(&srq.async_events, &|| add!(srq.events_completed += 1));
+                does(&srq.events.unacknowledged, &|| add!(srq.events_completed += 1));
             }
         }
         Ok(())
@@ -98,6 +98,5 @@ entry! {
     /// ibv_get_async_event(3). Holds no resources while it waits.
     cancellable ibv_get_async_event(of: *mut ibv_context, to: Out<ibv_async_event>) -> minus_one
         = get;
-    /// ibv_ack_async_event(3).
     plain ibv_ack_async_event(event: In<ibv_async_event>) -> nothing = ack;
 }

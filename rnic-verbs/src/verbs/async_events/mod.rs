@@ -2,6 +2,8 @@
 
 pub(crate) mod entry;
 
+use std::sync::{Arc, OnceLock};
+
 use parking_lot::{Condvar, Mutex};
 
 use crate::c;
@@ -19,10 +21,6 @@ pub(crate) struct AsyncEvent {
 }
 
 impl AsyncEvent {
-    pub(crate) fn of<T>(element: Foreign<T>, kind: c::ibv_event_type) -> Self {
-        AsyncEvent { element: Foreign(element.0.cast()), kind }
-    }
-
     /// An event of a port.
     pub(crate) fn of_port(port: u8, kind: c::ibv_event_type) -> Self {
         // C reads it as the `port_num` of the union.
@@ -32,6 +30,44 @@ impl AsyncEvent {
 
     pub(crate) fn of_device(kind: c::ibv_event_type) -> Self {
         AsyncEvent { element: Foreign::NULL, kind }
+    }
+}
+
+/// The asynchronous events of one object.
+pub(crate) struct ObjectEvents<T> {
+    /// The program's pointer to the object.
+    head: OnceLock<Foreign<T>>,
+    /// The queue of its context.
+    queue: Arc<AsyncEvents>,
+    pub(crate) unacknowledged: Unacknowledged,
+}
+
+impl<T> ObjectEvents<T> {
+    pub(crate) fn new(queue: Arc<AsyncEvents>) -> Self {
+        ObjectEvents { head: OnceLock::new(), queue, unacknowledged: Unacknowledged::default() }
+    }
+
+    pub(crate) fn set_head(&self, head: *mut T) {
+        let _ = self.head.set(Foreign(head));
+    }
+
+    pub(crate) fn head(&self) -> Foreign<T> {
+        self.head.get().copied().unwrap_or(Foreign::NULL)
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<AsyncEvents> {
+        &self.queue
+    }
+
+    /// Queues an event.
+    pub(crate) fn push(&self, kind: c::ibv_event_type) {
+        self.queue.push(AsyncEvent { element: Foreign(self.head().0.cast()), kind });
+    }
+
+    /// Removes the events that wait in the queue.
+    pub(crate) fn take_back(&self) {
+        let head = self.head();
+        drop(self.queue.take_back(|event| event.element.0 == head.0.cast()));
     }
 }
 

@@ -3,7 +3,6 @@
 pub(crate) mod query;
 
 use std::mem::offset_of;
-use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use crate::event_queue::EventQueue;
 use crate::ffi::handles::{Body, Kind, Live, live, zeroed};
 use crate::net;
 use crate::verbs::async_events::AsyncEvents;
-use crate::verbs::device::{Device, DeviceKind, PORT, VECTORS, copy_name};
+use crate::verbs::device::{Device, DeviceKind, PORT, copy_name};
 
 /// Sets the operations of new objects, which inline functions of the C headers call.
 pub(crate) struct Operations {
@@ -101,10 +100,6 @@ impl ContextBody {
 
     pub(crate) fn async_events(&self) -> &Arc<AsyncEvents> {
         &self.async_events
-    }
-
-    pub(crate) fn async_fd(&self) -> RawFd {
-        self.async_events.fd()
     }
 
     /// Returns identity and limits (`ibv_query_device(3)`).
@@ -193,7 +188,7 @@ impl ContextBody {
     fn mtu(&self) -> c::ibv_mtu {
         let gids = self.gids();
         let bytes = gids.iter().filter(|row| !row.gid.is_zero()).map(GidRow::path_mtu).min();
-        bytes.map_or(net::verbs_mtu(), |bytes| match bytes {
+        bytes.map_or(net::IWARP_MTU, |bytes| match bytes {
             4096.. => c::IBV_MTU_4096,
             2048.. => c::IBV_MTU_2048,
             1024.. => c::IBV_MTU_1024,
@@ -243,10 +238,6 @@ impl ContextBody {
             0 => Ok(u16::MAX),
             _ => Err(invalid!("P_Key index {index}: the table has 1 entry")),
         }
-    }
-
-    pub(crate) fn vectors(&self) -> i32 {
-        int(VECTORS)
     }
 }
 

@@ -154,14 +154,11 @@ fn pkey_index(of: *mut ibv_context, port: u8, pkey: u16) -> Result<(), Errno> {
 }
 
 entry! {
-    /// ibv_query_device(3).
     plain ibv_query_device(of: *mut ibv_context, attr: Out<ibv_device_attr>) -> status = device;
-    /// ibv_query_device_ex(3).
     plain query_device_ex(
         of: *mut ibv_context, input: In<ibv_query_device_ex_input>, attr: Out<ibv_device_attr_ex>,
         length: usize,
     ) -> status = device_ex;
-    /// ibv_query_port(3).
     plain ibv_query_port(of: *mut ibv_context, port: u8, attr: Out<ibv_port_attr>) -> status
         = port_without_flags2;
     /// ibv_query_port(3), for programs built since 2018.
@@ -170,7 +167,6 @@ entry! {
     ) -> status = port_prefix;
     /// ibv_query_rt_values_ex(3).
     plain query_rt_values(of: *mut ibv_context, values: InOut<ibv_values_ex>) -> status = rt_values;
-    /// ibv_query_gid(3).
     uncancelled ibv_query_gid(
         of: *mut ibv_context, port: u8, index: c_int, to: Out<ibv_gid>,
     ) -> minus_one = gid;
@@ -187,10 +183,8 @@ entry! {
     uncancelled _ibv_query_gid_table(
         of: *mut ibv_context, entries: Out<ibv_gid_entry>, room: usize, flags: u32, length: usize,
     ) -> negative<isize> = gid_table;
-    /// ibv_query_pkey(3).
     plain ibv_query_pkey(
         of: *mut ibv_context, port: u8, index: c_int, to: Out<u16>,
     ) -> minus_one = pkey;
-    /// ibv_get_pkey_index(3).
     plain ibv_get_pkey_index(of: *mut ibv_context, port: u8, pkey: u16) -> minus_one = pkey_index;
 }

@@ -7,7 +7,7 @@ use super::{CqBody, cq};
 use crate::c::*;
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
-use crate::ffi::handles::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
+use crate::ffi::handles::{Kind, live, live_or_null, publish, withdraw, zeroed};
 use crate::ffi::pointers::{InOut, Out, add, get, set};
 use crate::verbs::channel::ChannelBody;
 use crate::verbs::context::{check_same, context};
@@ -35,7 +35,7 @@ pub(crate) fn create(
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     (context.operations().cq)(&mut head);
     let at = publish(head, cq.clone()).as_ptr();
-    cq.set_head(Foreign(at.cast()));
+    cq.events.set_head(at.cast());
     if let Some(channel) = of_channel {
         add!(channel.refcnt += 1);
     }
@@ -146,27 +146,20 @@ fn req_notify(of: *mut ibv_cq, solicited_only: c_int) -> Result<(), Errno> {
 }
 
 entry! {
-    /// ibv_create_cq(3).
     uncancelled ibv_create_cq(
         of: *mut ibv_context, entries: c_int, program: *mut c_void, channel: *mut ibv_comp_channel,
         vector: c_int,
     ) -> pointer<ibv_cq> = create_basic;
-    /// ibv_create_cq_ex(3).
     uncancelled create_cq_ex(
         of: *mut ibv_context, wanted: InOut<ibv_cq_init_attr_ex>,
     ) -> pointer<ibv_cq_ex> = create_ex;
-    /// ibv_resize_cq(3).
     uncancelled ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -> status = resize;
-    /// ibv_destroy_cq(3).
     uncancelled ibv_destroy_cq(of: *mut ibv_cq) -> status = destroy;
     /// ibv_get_cq_event(3). Holds no resources while it waits.
     cancellable ibv_get_cq_event(
         channel: *mut ibv_comp_channel, of: Out<*mut ibv_cq>, program: Out<*mut c_void>,
     ) -> minus_one = get_event;
-    /// ibv_ack_cq_events(3).
     plain ibv_ack_cq_events(of: *mut ibv_cq, events: c_uint) -> nothing = ack_events;
-    /// ibv_poll_cq(3).
     plain poll_cq(of: *mut ibv_cq, room: c_int, to: Out<ibv_wc>) -> negative<c_int> = poll;
-    /// ibv_req_notify_cq(3).
     plain req_notify_cq(of: *mut ibv_cq, solicited_only: c_int) -> status = req_notify;
 }

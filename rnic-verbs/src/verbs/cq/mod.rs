@@ -5,7 +5,7 @@ pub(crate) mod extended;
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rnic_client::{Arm, Completion, CompletionStatus, Cq, CqOptions, QpId};
@@ -14,7 +14,7 @@ use crate::c;
 use crate::errno::Errno;
 use crate::ffi::handles::{Body, Foreign, Kind, Live, OfContext, live};
 use crate::log;
-use crate::verbs::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
+use crate::verbs::async_events::{ObjectEvents, Unacknowledged};
 use crate::verbs::channel::ChannelBody;
 use crate::verbs::context::ContextBody;
 use crate::verbs::device::{Device, VECTORS};
@@ -25,13 +25,10 @@ use crate::verbs::section::Section;
 pub(crate) struct CqBody {
     device: Arc<Device>,
     cq: Cq,
-    /// The program's pointer to the queue.
-    head: OnceLock<Foreign<c::ibv_cq>>,
     channel: Option<Arc<ChannelBody>>,
-    context_events: Arc<AsyncEvents>,
     /// Completion events (`ibv_get_cq_event(3)`).
     pub(crate) completion_events: Unacknowledged,
-    pub(crate) async_events: Unacknowledged,
+    pub(crate) events: ObjectEvents<c::ibv_cq>,
     poll: Mutex<PollState>,
     /// Held from `ibv_start_poll(3)` to `ibv_end_poll(3)`: only one thread reads completions.
     pub(crate) polling: Section,
@@ -101,11 +98,9 @@ impl CqBody {
         let body = Arc::new(CqBody {
             device: device.clone(),
             cq,
-            head: OnceLock::new(),
             channel: channel.cloned(),
-            context_events: context.async_events().clone(),
             completion_events: Unacknowledged::default(),
-            async_events: Unacknowledged::default(),
+            events: ObjectEvents::new(context.async_events().clone()),
             polling: Section::new(),
             current: Mutex::default(),
             poll: Mutex::new(PollState {
@@ -122,22 +117,8 @@ impl CqBody {
         Ok(body)
     }
 
-    /// Stores the program's pointer to the queue.
-    pub(crate) fn set_head(&self, head: Foreign<c::ibv_cq>) {
-        let _ = self.head.set(head);
-    }
-
-    /// Returns the program's pointer to the queue.
-    pub(crate) fn head(&self) -> Foreign<c::ibv_cq> {
-        self.head.get().copied().unwrap_or(Foreign::NULL)
-    }
-
     pub(crate) fn client(&self) -> &Cq {
         &self.cq
-    }
-
-    pub(crate) fn context_events(&self) -> &Arc<AsyncEvents> {
-        &self.context_events
     }
 
     /// Returns the CQ number and the number of entries.
@@ -315,7 +296,7 @@ impl CqBody {
         }
         self.detach();
         self.completion_events.wait();
-        self.async_events.wait();
+        self.events.unacknowledged.wait();
         self.leave_channel();
         Ok(())
     }
@@ -330,8 +311,7 @@ impl CqBody {
     /// Removes the CQ from the device. It is freed when the last thread has released its reference.
     pub(crate) fn detach(&self) {
         self.device.cqs.write().remove(&self.cq.id());
-        let head = self.head();
-        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+        self.events.take_back();
     }
 
     fn qp<'a>(
@@ -348,12 +328,12 @@ impl CqBody {
 
 impl AnyCq for CqBody {
     fn push_event(&self, kind: c::ibv_event_type) {
-        self.context_events.push(AsyncEvent::of(self.head(), kind));
+        self.events.push(kind);
     }
 
     fn hand_out_event(&self) -> Foreign<c::ibv_cq> {
         self.completion_events.handed_out();
-        self.head()
+        self.events.head()
     }
 }
 

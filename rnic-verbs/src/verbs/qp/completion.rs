@@ -7,12 +7,11 @@ use rnic_client::{Completion, CompletionOpcode, CompletionStatus, CqId, Grh, Srq
 use super::QpBody;
 use super::numbers::Posted;
 use crate::c;
-use crate::verbs::async_events::AsyncEvent;
 use crate::verbs::registry::{AnyQp, AnySrq as _};
 
 impl AnyQp for QpBody {
     fn push_event(&self, kind: c::ibv_event_type) {
-        self.context_events.push(AsyncEvent::of(self.head(), kind));
+        self.events.push(kind);
     }
 
     fn drained(&self) {

@@ -10,7 +10,7 @@ use super::{QpBody, QpInitAttr, extended, qp};
 use crate::c::*;
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
-use crate::ffi::handles::{Foreign, Kind, live, live_or_null, publish, withdraw, zeroed};
+use crate::ffi::handles::{Kind, live, live_or_null, publish, withdraw, zeroed};
 use crate::ffi::pointers::{In, InOut, Out, Place, get, set};
 use crate::verbs::context::{check_same, context};
 use crate::verbs::cq::cq;
@@ -77,7 +77,7 @@ fn make(
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     (context.operations().qp)(&mut head, send_ops_flags);
     let at: *mut ibv_qp = publish(head, qp.clone()).as_ptr().cast();
-    qp.set_head(Foreign(at));
+    qp.events.set_head(at);
     set!(w.cap = qp.granted());
     Ok(at)
 }
@@ -202,19 +202,14 @@ fn receive(
 }
 
 entry! {
-    /// ibv_create_qp(3).
     uncancelled ibv_create_qp(
         pd: *mut ibv_pd, wanted: InOut<ibv_qp_init_attr>,
     ) -> pointer<ibv_qp> = create;
-    /// ibv_create_qp_ex(3).
     uncancelled create_qp_ex(
         of: *mut ibv_context, wanted: InOut<ibv_qp_init_attr_ex>,
     ) -> pointer<ibv_qp> = create_ex;
-    /// ibv_destroy_qp(3).
     uncancelled ibv_destroy_qp(of: *mut ibv_qp) -> status = destroy;
-    /// ibv_modify_qp(3).
     plain ibv_modify_qp(of: *mut ibv_qp, attr: In<ibv_qp_attr>, mask: c_int) -> status = modify;
-    /// ibv_query_qp(3).
     plain ibv_query_qp(
         of: *mut ibv_qp, attr: Out<ibv_qp_attr>, mask: c_int, init: Out<ibv_qp_init_attr>,
     ) -> status = query;
@@ -223,11 +218,9 @@ entry! {
     plain ibv_query_qp_data_in_order(
         of: *mut ibv_qp, opcode: c_uint, flags: u32,
     ) -> value<c_int> = |_, _, _| 0;
-    /// ibv_post_send(3).
     plain post_send(
         of: *mut ibv_qp, wr: Chain<ibv_send_wr>, bad: Out<*mut ibv_send_wr>,
     ) -> status = send;
-    /// ibv_post_recv(3).
     plain post_recv(
         of: *mut ibv_qp, wr: Chain<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>,
     ) -> status = receive;

@@ -49,12 +49,8 @@ fn to_extended(of: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-/// Begins a request with the `wr_id` and flags of the C structure.
-fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
-    begin_with(of, kind, None);
-}
-
-/// Like [`begin`], with the key of the window for a bind.
+/// Begins a request with the `wr_id` and flags of the C structure, and the key of the window for a
+/// bind.
 fn begin_with(of: *mut ibv_qp_ex, kind: SendKind, window: Option<WindowKey>) {
     if let Ok(qp) = qp(of.cast()) {
         let wr_id = get!(qp.wr_id);
@@ -83,12 +79,16 @@ fn amend(of: *mut ibv_qp_ex, data: impl FnOnce(&mut SendWork) -> Result<(), Errn
     }
 }
 
+fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
+    begin_with(of, kind, None);
+}
+
 fn begin_bind(of: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: In<ibv_mw_bind_info>) {
     match info.read("bind_info").and_then(|info| bind_work(mw, rkey, &info)) {
         Ok((kind, window)) => begin_with(of, kind, Some(window)),
         Err(errno) => {
             errno.log();
-            begin(of, SendKind::Unsupported);
+            begin_with(of, SendKind::Unsupported, None);
         }
     }
 }
@@ -177,9 +177,7 @@ fn bind(of: *mut ibv_qp, mw: *mut ibv_mw, bind: In<ibv_mw_bind>) -> Result<(), E
 }
 
 entry! {
-    /// ibv_qp_to_qp_ex(3).
     plain ibv_qp_to_qp_ex(of: *mut ibv_qp) -> value<*mut ibv_qp_ex> = to_extended;
-    /// ibv_bind_mw(3).
     plain bind_mw(of: *mut ibv_qp, mw: *mut ibv_mw, info: In<ibv_mw_bind>) -> status = bind;
 }
 

@@ -12,16 +12,16 @@ mod roce_states;
 pub(crate) mod work;
 
 use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rnic_client::{PdId, Qp, QpId, QpOptions, QpType, RnrPolicy};
 
 use crate::c;
 use crate::errno::Errno;
-use crate::ffi::handles::{Body, Foreign, Kind, Live, OfContext, live};
-use crate::verbs::async_events::{AsyncEvents, Unacknowledged};
+use crate::ffi::handles::{Body, Kind, Live, OfContext, live};
+use crate::verbs::async_events::ObjectEvents;
 use crate::verbs::cq::CqBody;
 use crate::verbs::device::{Device, DeviceKind};
 use crate::verbs::pd::{PdBody, PdUser};
@@ -41,7 +41,6 @@ const RNR_POLICY: RnrPolicy = RnrPolicy::Wait { timeout_ms: 3000 };
 pub(crate) struct QpBody {
     device: Arc<Device>,
     qp: Qp,
-    head: OnceLock<Foreign<c::ibv_qp>>,
     domain: PdId,
     /// Counts the QP as a user of its PD until the QP is destroyed.
     pd: Mutex<Option<PdUser>>,
@@ -51,8 +50,7 @@ pub(crate) struct QpBody {
     granted: c::ibv_qp_cap,
     signal_all: bool,
     is_extended: bool,
-    context_events: Arc<AsyncEvents>,
-    pub(crate) async_events: Unacknowledged,
+    pub(crate) events: ObjectEvents<c::ibv_qp>,
     sends: Mutex<Numbers>,
     receives: Mutex<Numbers>,
     /// Held from `ibv_wr_start(3)` to `ibv_wr_complete(3)`: only one thread builds requests.
@@ -158,11 +156,10 @@ impl QpBody {
             max_recv_sge: if shared { 0 } else { max_recv_sge.into() },
             max_inline_data: max_inline.into(),
         };
-        let context_events = wanted.send_cq.context_events().clone();
+        let events = ObjectEvents::new(wanted.send_cq.events.queue().clone());
         let body = Arc::new(QpBody {
             device: device.clone(),
             qp,
-            head: OnceLock::new(),
             domain: pd.client().id(),
             pd: Mutex::new(Some(pd.user())),
             send_cq: wanted.send_cq,
@@ -171,8 +168,7 @@ impl QpBody {
             granted,
             signal_all: wanted.signal_all,
             is_extended: wanted.is_extended,
-            context_events,
-            async_events: Unacknowledged::default(),
+            events,
             sends: Mutex::new(Numbers::new(granted.max_send_wr)),
             receives: Mutex::new(Numbers::new(granted.max_recv_wr)),
             building: Section::new(),
@@ -213,15 +209,6 @@ impl QpBody {
         self.is_extended
     }
 
-    pub(crate) fn set_head(&self, head: Foreign<c::ibv_qp>) {
-        let _ = self.head.set(head);
-    }
-
-    /// Returns the program's pointer to the QP.
-    pub(crate) fn head(&self) -> Foreign<c::ibv_qp> {
-        self.head.get().copied().unwrap_or(Foreign::NULL)
-    }
-
     /// Accepts Sends from now on. The daemon sends them once the connection is established.
     pub(crate) fn allow_sends(&self) {
         self.may_send.store(true, Ordering::Relaxed);
@@ -256,7 +243,7 @@ impl QpBody {
     /// Removes the QP from the device, and waits until its events are acknowledged.
     pub(crate) fn destroy(&self) {
         self.detach();
-        self.async_events.wait();
+        self.events.unacknowledged.wait();
     }
 
     /// Removes the QP from the device. Its remaining completions are dropped. The QP is freed when
@@ -268,8 +255,7 @@ impl QpBody {
         }
         self.send_cq.forget(self.id());
         self.recv_cq.forget(self.id());
-        let head = self.head();
-        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+        self.events.take_back();
         // Other threads may hold references a moment longer.
         self.qp.destroy();
         *self.pd.lock() = None;

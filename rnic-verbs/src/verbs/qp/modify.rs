@@ -141,7 +141,7 @@ impl QpBody {
         attr.min_rnr_timer = states.min_rnr_timer;
         attr.timeout = states.timeout;
         attr.cap = self.granted;
-        attr.path_mtu = crate::net::verbs_mtu();
+        attr.path_mtu = crate::net::IWARP_MTU;
         attr.port_num = PORT;
         let granted = |granted: u16, asked: u8| match granted {
             0 => asked,

@@ -259,48 +259,29 @@ impl RoceStates {
             attr.en_sqd_async_notify =
                 if has(c::IBV_QP_EN_SQD_ASYNC_NOTIFY) { wanted.en_sqd_async_notify } else { 0 };
         }
-        if has(c::IBV_QP_ACCESS_FLAGS) {
-            attr.qp_access_flags = wanted.qp_access_flags;
+        macro_rules! adopt {
+            ($($flag:ident: $field:ident $(& $mask:ident)?;)*) => {
+                $(if has(c::$flag) {
+                    attr.$field = wanted.$field $(& $mask)?;
+                })*
+            };
         }
-        if has(c::IBV_QP_PORT) {
-            attr.port_num = wanted.port_num;
-        }
-        if has(c::IBV_QP_QKEY) {
-            attr.qkey = wanted.qkey;
-        }
-        if has(c::IBV_QP_AV) {
-            attr.ah_attr = wanted.ah_attr;
-        }
-        if has(c::IBV_QP_PATH_MTU) {
-            attr.path_mtu = wanted.path_mtu;
-        }
-        if has(c::IBV_QP_TIMEOUT) {
-            attr.timeout = wanted.timeout;
-        }
-        if has(c::IBV_QP_RETRY_CNT) {
-            attr.retry_cnt = wanted.retry_cnt;
-        }
-        if has(c::IBV_QP_RNR_RETRY) {
-            attr.rnr_retry = wanted.rnr_retry;
-        }
-        // Only the low 24 bits are used, as on adapters.
-        if has(c::IBV_QP_RQ_PSN) {
-            attr.rq_psn = wanted.rq_psn & LOW_24;
-        }
-        if has(c::IBV_QP_SQ_PSN) {
-            attr.sq_psn = wanted.sq_psn & LOW_24;
-        }
-        if has(c::IBV_QP_MAX_QP_RD_ATOMIC) {
-            attr.max_rd_atomic = wanted.max_rd_atomic;
-        }
-        if has(c::IBV_QP_MAX_DEST_RD_ATOMIC) {
-            attr.max_dest_rd_atomic = wanted.max_dest_rd_atomic;
-        }
-        if has(c::IBV_QP_MIN_RNR_TIMER) {
-            attr.min_rnr_timer = wanted.min_rnr_timer;
-        }
-        if has(c::IBV_QP_DEST_QPN) {
-            attr.dest_qp_num = wanted.dest_qp_num;
+        adopt! {
+            IBV_QP_ACCESS_FLAGS: qp_access_flags;
+            IBV_QP_PORT: port_num;
+            IBV_QP_QKEY: qkey;
+            IBV_QP_AV: ah_attr;
+            IBV_QP_PATH_MTU: path_mtu;
+            IBV_QP_TIMEOUT: timeout;
+            IBV_QP_RETRY_CNT: retry_cnt;
+            IBV_QP_RNR_RETRY: rnr_retry;
+            IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+            IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+            IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+            IBV_QP_DEST_QPN: dest_qp_num;
+            // Only the low 24 bits are used, as on adapters.
+            IBV_QP_RQ_PSN: rq_psn & LOW_24;
+            IBV_QP_SQ_PSN: sq_psn & LOW_24;
         }
         Ok(RoceStates { attr, ..*self })
     }
