@@ -1,15 +1,15 @@
 //! The functions that programs call.
 //!
 //! [`entry!`](crate::ffi::entry::entry) declares them. Each converts its arguments, calls a
-//! function of this crate, and converts the result. A panic aborts the process, because unwinding
-//! must not leave these functions.
+//! function of this crate, and converts the result. A panic aborts the process.
 
 /// Declares C functions: `KIND NAME(ARGUMENT: TYPE, ...) -> RESULT = FUNCTION;`.
 ///
 /// The kind is one of:
-/// - `plain`: for functions that contain no cancellation point (pthreads(7));
+/// - `plain`;
 /// - `uncancelled`: disables cancellation of the thread during the call;
-/// - `cancellable`: a cancellation point. A cancelled thread unwinds through the function.
+/// - `cancellable`: a cancellation point (pthreads(7)). A cancelled thread unwinds through the
+///   function.
 ///
 /// The type of an argument implements [`Argument`](crate::ffi::pointers::Argument). The function
 /// returns a `Result<_, Errno>`, which becomes one of:

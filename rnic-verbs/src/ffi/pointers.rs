@@ -76,8 +76,8 @@ impl<T: Copy> In<T> {
 
     /// Returns a copy of the structure, or `None` for a null pointer.
     pub(crate) fn optional(self) -> Option<T> {
-        // SAFETY: the pointer is null or valid during the call.
-        unsafe { self.0.as_ref() }.copied()
+        // SAFETY: the pointer is not null, so it is valid during the call.
+        (!self.0.is_null()).then(|| unsafe { self.0.read() })
     }
 }
 
@@ -169,13 +169,6 @@ impl<T> InOut<T> {
     /// Returns access to the fields, or `None` for a null pointer.
     pub(crate) fn optional(self) -> Option<Place<T>> {
         (!self.0.is_null()).then_some(Place(self.0))
-    }
-}
-
-impl<'a, T> From<&'a mut T> for InOut<T> {
-    /// Passes a structure of the library itself, which outlives the call.
-    fn from(local: &'a mut T) -> Self {
-        InOut(local)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::c::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id, rdma_co
 use crate::errno::{self, Errno};
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Live, live};
-use crate::ffi::pointers::{In, InOut, Out, bytes, get, set};
+use crate::ffi::pointers::{Argument as _, In, InOut, Out, bytes, get, set};
 use crate::system;
 
 /// The largest backlog, and the default.
@@ -214,7 +214,8 @@ fn accepted_id(listener: Live<CmIdBody>, at: *mut rdma_cm_event) -> Result<*mut 
     let new = get!(event.id);
     let endpoint = listener.endpoint.lock().as_ref().map(|e| (e.pd, e.wanted));
     if let Some((pd, mut wanted)) = endpoint {
-        let made = qp::create(new, pd.0, InOut::from(&mut wanted));
+        // SAFETY: the local structure outlives the call.
+        let made = qp::create(new, pd.0, unsafe { InOut::from_c(&raw mut wanted) });
         made.inspect_err(|_| errno::nothing(id::destroy(new)))?;
     }
     let id = cm_id(new)?;

@@ -11,7 +11,7 @@ use crate::c::{self, *};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw};
-use crate::ffi::pointers::{In, InOut, Out, get, set};
+use crate::ffi::pointers::{Argument as _, In, InOut, Out, get, set};
 use crate::verbs::async_events::ObjectEvents;
 use crate::verbs::context::{ContextBody, context};
 use crate::verbs::device::Device;
@@ -186,7 +186,8 @@ pub(crate) fn create_ex(wanted: InOut<ibv_srq_init_attr_ex>) -> Result<*mut ibv_
         return Err(invalid!("comp_mask lacks IBV_SRQ_INIT_ATTR_PD"));
     }
     let mut basic = ibv_srq_init_attr { srq_context: get!(w.srq_context), attr: get!(w.attr) };
-    let made = create(get!(w.pd), InOut::from(&mut basic))?;
+    // SAFETY: the local structure outlives the call.
+    let made = create(get!(w.pd), unsafe { InOut::from_c(&raw mut basic) })?;
     set!(w.attr = basic.attr);
     Ok(made)
 }
