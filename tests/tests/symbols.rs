@@ -1,0 +1,222 @@
+//! Generates docs/symbols.md, the functions of the C libraries and the programs that use them, and
+//! checks it against the sources.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const LIBIBVERBS: &str = include_str!("../../rnic-verbs/golden/libibverbs.txt");
+const LIBRDMACM: &str = include_str!("../../rnic-verbs/golden/librdmacm.txt");
+
+const INTRODUCTION: &str = "\
+# Symbols of the C libraries
+
+Each function that a program can call, where it is defined in `rnic-verbs/src`, or how it fails, and
+the Debian 12 packages of [programs.md](programs.md) whose programs or libraries import it. A
+function that fails logs its name if `RNIC_LOG` is `debug`. Functions for provider drivers
+(`IBVERBS_PRIVATE`) are omitted: all of them fail.
+
+A test checks the first two columns. `RNIC_WRITE_DOCS=1` rewrites the page, with the packages that
+are installed.
+";
+
+const OPERATIONS: &str = "
+## Operations
+
+Inline functions of the C headers call these through a device context, a CQ or a QP
+(`rnic-verbs/src/verbs/ops.rs`). All others fail with `EOPNOTSUPP`.
+
+| operation | here |
+| --- | --- |
+";
+
+/// Debian packages with programs or libraries that are linked to the C libraries.
+const PACKAGES: [&str; 9] = [
+    "fio",
+    "ibverbs-utils",
+    "infiniband-diags",
+    "libfabric1",
+    "libucx0",
+    "netpipe-openmpi",
+    "perftest",
+    "python3-pyverbs",
+    "rdmacm-utils",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Returns the sources of the drop-in, keyed by path from its folder `src`.
+fn sources() -> BTreeMap<String, String> {
+    let src = root().join("rnic-verbs/src");
+    let mut folders = vec![src.clone()];
+    let mut found = BTreeMap::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
+                found.insert(name, std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+/// Returns where each function is defined, or how it fails.
+fn definitions(sources: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for (file, text) in sources.iter().filter(|(file, _)| *file != ABSENT) {
+        for line in text.lines().map(str::trim_start) {
+            let after = ["plain ", "uncancelled ", "cancellable "]
+                .iter()
+                .find_map(|kind| line.strip_prefix(kind))
+                .or_else(|| Some(line.split_once("extern \"C\" fn ")?.1));
+            let name = after.and_then(|rest| rest.split_once('(')).map(|(name, _)| name);
+            if let Some(name) = name.filter(|name| name.chars().all(|c| c != ' ')) {
+                found.insert(name.to_owned(), format!("`{file}`"));
+            }
+        }
+    }
+    for block in sources[ABSENT].split("\nabsent! {").skip(1) {
+        let block = block.split('}').next().unwrap_or_default();
+        for list in block.split(';').filter_map(|list| list.split_once(':')) {
+            let how = match list.0.trim() {
+                "pointer" => "fails: null, `EOPNOTSUPP`",
+                "number" => "fails: returns `EOPNOTSUPP`",
+                "minus_one" => "fails: -1, `EOPNOTSUPP`",
+                "nothing" => "does nothing",
+                other => panic!("{other} in {ABSENT}"),
+            };
+            for name in list.1.split(',') {
+                found.insert(name.trim().to_owned(), how.to_owned());
+            }
+        }
+    }
+    found
+}
+
+const ABSENT: &str = "ffi/absent.rs";
+const OPS: &str = "verbs/ops.rs";
+
+/// Returns the operations and where they are defined.
+fn operations(
+    sources: &BTreeMap<String, String>,
+    definitions: &BTreeMap<String, String>,
+) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut table = "";
+    for line in sources[OPS].lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("fn ") {
+            table = name.split('(').next().unwrap_or_default();
+        }
+        let Some((slot, function)) = line.strip_suffix(',').and_then(|line| line.split_once(": "))
+        else {
+            continue;
+        };
+        let slot = slot.split(' ').next().unwrap_or_default();
+        let Some(here) = definitions.get(function).filter(|_| !function.contains("::")) else {
+            continue;
+        };
+        let inline = match table {
+            "cq" if slot.starts_with("read_") => format!("ibv_wc_{slot}"),
+            _ => format!("ibv_{slot}"),
+        };
+        found.push((inline, here.clone()));
+    }
+    found
+}
+
+/// Returns the packages that import each symbol, as far as they are installed.
+fn imports() -> BTreeMap<String, BTreeSet<&'static str>> {
+    let mut found: BTreeMap<String, BTreeSet<&'static str>> = BTreeMap::new();
+    for package in PACKAGES {
+        let listed = Command::new("dpkg").args(["-L", package]).output();
+        let listed = listed.map(|output| output.stdout).unwrap_or_default();
+        let listed = String::from_utf8_lossy(&listed).into_owned();
+        let is_binary = |file: &&str| {
+            (file.contains("/bin/") || file.contains(".so")) && Path::new(file).is_file()
+        };
+        for file in listed.lines().filter(is_binary) {
+            let listing = Command::new("nm").args(["-D", "--undefined-only", file]).output();
+            let listing = listing.expect("binutils come with the linker").stdout;
+            for line in String::from_utf8_lossy(&listing).lines() {
+                let symbol = line.split_whitespace().nth(1).unwrap_or_default();
+                let name = symbol.split('@').next().unwrap_or_default();
+                found.entry(name.to_owned()).or_default().insert(package);
+            }
+        }
+    }
+    found
+}
+
+/// Returns the page, with the packages that import each symbol.
+fn page(imports: &BTreeMap<String, BTreeSet<&'static str>>) -> String {
+    let sources = sources();
+    let definitions = definitions(&sources);
+    let mut text = INTRODUCTION.to_owned();
+    for (library, golden) in [("libibverbs.so.1", LIBIBVERBS), ("librdmacm.so.1", LIBRDMACM)] {
+        writeln!(text, "\n## {library}\n\n| symbol | here | used by |\n| --- | --- | --- |")
+            .unwrap();
+        for (name, _) in golden.lines().filter_map(|line| line.split_once("@@")) {
+            if golden.lines().any(|line| is_private(line, name)) {
+                continue;
+            }
+            let here = definitions.get(name).unwrap_or_else(|| panic!("{name} is not defined"));
+            let users = imports
+                .get(name)
+                .map(|packages| packages.iter().copied().collect::<Vec<_>>().join(", "));
+            writeln!(text, "| `{name}` | {here} | {} |", users.unwrap_or_default()).unwrap();
+        }
+    }
+    text.push_str(OPERATIONS);
+    let operations = operations(&sources, &definitions);
+    assert!(operations.len() > 40, "{operations:?}");
+    for (name, here) in operations {
+        writeln!(text, "| `{name}` | {here} |").unwrap();
+    }
+    text
+}
+
+/// Returns true if a line publishes a name for drivers or for librdmacm.so.1.
+fn is_private(line: &str, name: &str) -> bool {
+    let node = line.strip_prefix(name).and_then(|rest| rest.strip_prefix("@@"));
+    node.is_some_and(|node| node.starts_with("IBVERBS_PRIVATE") || node.starts_with("RNIC"))
+}
+
+/// Removes the column of packages, which depends on the machine.
+fn without_packages(page: &str) -> Vec<String> {
+    let cells = |line: &str| line.split(" | ").take(2).collect::<Vec<_>>().join(" | ");
+    page.lines()
+        .map(|line| if line.starts_with("| `") { cells(line) } else { line.to_owned() })
+        .collect()
+}
+
+#[test]
+fn symbols_page_is_current() {
+    let file = root().join("docs/symbols.md");
+    if std::env::var_os("RNIC_WRITE_DOCS").is_some() {
+        std::fs::write(&file, page(&imports())).expect("writable sources");
+    }
+    let there = std::fs::read_to_string(&file).unwrap_or_default();
+    let current = page(&BTreeMap::new());
+    assert!(
+        without_packages(&there) == without_packages(&current),
+        "docs/symbols.md is stale: run this with RNIC_WRITE_DOCS=1"
+    );
+}
+
+#[test]
+fn installed_programs_find_all_their_symbols() {
+    let imports = imports();
+    let exported = |name: &str| {
+        [LIBIBVERBS, LIBRDMACM].iter().any(|golden| golden.contains(&format!("{name}@@")))
+    };
+    let of_verbs = |name: &&String| name.starts_with("ibv_") || name.starts_with("rdma_");
+    let missing: Vec<_> = imports.keys().filter(of_verbs).filter(|name| !exported(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
