@@ -219,26 +219,6 @@ impl Context {
         SharedBuffer::create(&self.session, len)
     }
 
-    /// Attaches this process's own memory, so that regions can cover any range of it
-    /// ([`Pd::reg_mr_attached`]). Further calls have no effect.
-    ///
-    /// A daemon that runs as this process's user, or that trusts that user, receives access to the
-    /// address space (`/proc/self/mem`) and copies the data itself. After `exec` it has no access
-    /// to the new program, and a child made by `fork` has its own memory. For any other daemon the
-    /// library copies the data, in one thread per worker with all signals blocked and in threads
-    /// that poll a [`Cq`]. In that case, a thread that serves page faults of registered memory
-    /// (userfaultfd, a FUSE file system) must not poll a [`Cq`], because it could deadlock with
-    /// itself. Each copy costs a system call; a [`SharedBuffer`] is faster.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Refused`] if the copy queues exceed a limit (`arena_bytes`). [`Error::Io`] if a
-    /// thread cannot be started, or if the system forbids this process to call
-    /// `process_vm_readv(2)` on itself.
-    pub fn attach_memory(&self) -> Result<(), Error> {
-        self.session.attach_memory()
-    }
-
     /// Creates a completion channel (compare `ibv_create_comp_channel(3)`).
     pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
         CompletionChannel::create(&self.session)

@@ -185,7 +185,7 @@ impl Cq {
     /// worker that sleeps because the CQ was full, and every 65,536th consecutive empty poll checks
     /// that the daemon still exists, so that a program that only polls detects its exit. After
     /// that, every empty poll fails. If the library copies this process's memory for the
-    /// daemon ([`Context::attach_memory`](crate::Context::attach_memory)), an empty poll may copy
+    /// daemon ([`Pd::reg_program_memory`](crate::Pd::reg_program_memory)), an empty poll may copy
     /// at most 64 KiB per worker, and may wait for a page fault.
     ///
     /// # Errors

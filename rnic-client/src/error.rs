@@ -60,12 +60,6 @@ pub enum Error {
         /// Offset from the start of the shared buffer, in bytes.
         offset: u64,
     },
-    /// A region requests write access to memory that the process itself may not write.
-    #[error("address {address:#x} is not writable, but the region requests write access")]
-    NotWritable {
-        /// First address that is not writable.
-        address: u64,
-    },
     /// More private data than MPA carries (RFC 5044 section 7.1).
     #[error("{given} bytes of private data, but MPA carries at most {max}")]
     PrivateDataTooLong {
@@ -265,7 +259,6 @@ impl Error {
             | Error::InlineTooLong { .. }
             | Error::OutOfRange { .. }
             | Error::Misaligned { .. }
-            | Error::NotWritable { .. }
             | Error::PrivateDataTooLong { .. }
             | Error::WrongWindow { .. }
             | Error::ForeignObject { .. }

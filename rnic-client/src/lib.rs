@@ -72,7 +72,7 @@
 //!
 //! All types of this library are `Send` and `Sync`, and all handles implement `Debug`. Several
 //! threads may wait for different objects at once. The library starts no threads except in
-//! [`Context::attach_memory`]. An object keeps the objects it was created from alive; dropping its
+//! [`Pd::reg_program_memory`]. An object keeps the objects it was created from alive; dropping its
 //! last handle destroys it in the daemon. All descriptors are close-on-exec. After `fork`, only the
 //! parent may use its context (see [`Context`]).
 //!
@@ -94,7 +94,6 @@ mod access;
 mod addresses;
 #[cfg(feature = "tokio")]
 mod async_requests;
-mod attached;
 mod channel;
 mod completion;
 mod connect;
@@ -134,7 +133,6 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
-pub use attached::AttachedBuffer;
 pub use channel::CompletionChannel;
 pub use completion::{Completion, Grh};
 pub use connect::{ConnectOptions, Connected};

@@ -35,8 +35,7 @@ impl Default for MrOptions {
     }
 }
 
-/// A memory region: a range of a shared buffer or of attached memory, with rights and an STag
-/// (`ibv_reg_mr(3)`).
+/// A memory region: a range of a shared buffer, with rights and an STag (`ibv_reg_mr(3)`).
 ///
 /// With remote rights a peer may change the bytes at any time, so the library gives no slices of
 /// them: it copies bytes in and out, and accesses 8-byte words atomically. A copy that runs while a
@@ -45,7 +44,7 @@ impl Default for MrOptions {
 /// last of them is dropped.
 pub struct Mr {
     stag: Stag,
-    /// Offset from the mapping's start, in bytes.
+    /// Offset from the shared buffer's start, in bytes.
     offset: u64,
     len: u64,
     iova: u64,
@@ -56,8 +55,7 @@ pub struct Mr {
 pub(crate) struct Registration {
     pub(crate) pd: Arc<PdInner>,
     /// Must outlive the region.
-    mapping: Arc<Mapping>,
-    buffer: Option<Arc<SharedBufferInner>>,
+    buffer: Arc<SharedBufferInner>,
     id: MrId,
     /// Set once the region is deregistered.
     gone: AtomicBool,
@@ -77,11 +75,9 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.end().is_err() && self.buffer.is_none() {
-            // A peer may still write to the memory, so it must not be freed and reused. Shared
-            // buffers end with the session.
-            std::mem::forget(self.mapping.clone());
-        }
+        // Fails if the session has ended, or if windows are bound. In the latter case the region
+        // and its buffer remain until the session ends.
+        let _ = self.end();
     }
 }
 
@@ -96,32 +92,15 @@ impl Mr {
             return Err(Error::ForeignObject { what: "the shared buffer" });
         }
         let (offset, length) = resolve(range, buffer.len())?;
-        let source = MrSource::Shared { buffer: buffer.inner.id, offset };
-        let mapping = buffer.inner.mapping.clone();
-        let owner = Some(buffer.inner.clone());
-        Mr::register_range(pd, mapping, owner, offset, length, source, options)
-    }
-
-    /// Registers `length` bytes from `offset` of a mapping, described to the daemon by `source`.
-    /// `buffer` is the mapping's shared buffer; `None` for attached memory.
-    pub(crate) fn register_range(
-        pd: &Arc<PdInner>,
-        mapping: Arc<Mapping>,
-        buffer: Option<Arc<SharedBufferInner>>,
-        offset: u64,
-        length: u64,
-        source: MrSource,
-        options: &MrOptions,
-    ) -> Result<Mr, Error> {
         let iova = match options.iova {
             Some(iova) => iova,
             None if options.access.contains(Access::ZERO_BASED) => 0,
             // The range lies inside the mapping, so the sum cannot overflow.
-            None => mapping.address() + offset,
+            None => buffer.inner.mapping.address() + offset,
         };
         let body = RequestBody::RegMr(MrRequest {
             pd: pd.id,
-            source,
+            source: MrSource::Shared { buffer: buffer.inner.id, offset },
             length,
             iova,
             access: options.access,
@@ -135,8 +114,7 @@ impl Mr {
                 iova,
                 registration: Arc::new(Registration {
                     pd: pd.clone(),
-                    mapping,
-                    buffer,
+                    buffer: buffer.inner.clone(),
                     id,
                     gone: AtomicBool::new(false),
                 }),
@@ -194,19 +172,19 @@ impl Mr {
     /// Copies bytes from the region, starting at `offset`.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
         let at = self.at(offset, bytes.len())?;
-        self.registration.mapping.read(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
+        self.mapping().read(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
     }
 
     /// Copies bytes to the region, starting at `offset`.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let at = self.at(offset, bytes.len())?;
-        self.registration.mapping.write(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
+        self.mapping().write(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
     }
 
     /// Sets `length` bytes from `offset` to `byte`.
     pub fn fill(&self, offset: u64, length: usize, byte: u8) -> Result<(), Error> {
         let at = self.at(offset, length)?;
-        self.registration.mapping.fill(at, length, byte).map_err(|e| self.fault(e, offset, length))
+        self.mapping().fill(at, length, byte).map_err(|e| self.fault(e, offset, length))
     }
 
     /// Copies `length` bytes from `offset` to `to_offset` of another region. Ranges of the same
@@ -220,8 +198,8 @@ impl Mr {
     ) -> Result<(), Error> {
         let from = self.at(offset, length)?;
         let at = to.at(to_offset, length)?;
-        let target = &to.registration.mapping;
-        let done = self.registration.mapping.copy_to(from, target, at, length, false);
+        let target = to.mapping();
+        let done = self.mapping().copy_to(from, target, at, length, false);
         done.map_err(|e| self.fault(e, offset, length))
     }
 
@@ -230,7 +208,7 @@ impl Mr {
     /// bytes or a posted request uses them. A [`LocalMr`](crate::LocalMr) has safe slices.
     pub fn raw(&self, offset: u64, length: usize) -> Result<RawBytes<'_>, Error> {
         let at = self.at(offset, length)?;
-        let bytes = RawBytes::new(&self.registration.mapping, at, length);
+        let bytes = RawBytes::new(self.mapping(), at, length);
         bytes.ok_or_else(|| self.fault(CopyFault::OutOfRange, offset, length))
     }
 
@@ -238,14 +216,14 @@ impl Mr {
     /// before the word are visible after the load. The word must be 8-byte aligned in memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
-        self.registration.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
+        self.mapping().load_u64(at).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Stores the native-endian word at `offset` with release ordering: earlier writes are visible
     /// to a reader that sees the word. The word must be 8-byte aligned in memory.
     pub fn store_u64(&self, offset: u64, word: u64) -> Result<(), Error> {
         let at = self.word_at(offset)?;
-        self.registration.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
+        self.mapping().store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Atomically adds to the word at `offset` and returns its previous value. The operation is
@@ -253,7 +231,7 @@ impl Mr {
     /// not to RDMA Writes.
     pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
-        self.registration.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
+        self.mapping().fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Deregisters the region (`ibv_dereg_mr(3)`). After this returns, peers cannot read or write
@@ -268,6 +246,10 @@ impl Mr {
         self.registration.end()
     }
 
+    fn mapping(&self) -> &Mapping {
+        &self.registration.buffer.mapping
+    }
+
     /// Returns the offset in the mapping. Fails if the access is not fully inside the region.
     fn at(&self, offset: u64, length: usize) -> Result<usize, Error> {
         match offset.checked_add(length as u64) {
@@ -279,7 +261,7 @@ impl Mr {
 
     fn word_at(&self, offset: u64) -> Result<usize, Error> {
         match self.at(offset, 8)? {
-            at if (self.registration.mapping.address() as usize + at).is_multiple_of(8) => Ok(at),
+            at if (self.mapping().address() as usize + at).is_multiple_of(8) => Ok(at),
             at => Err(Error::Misaligned { offset: at as u64 }),
         }
     }

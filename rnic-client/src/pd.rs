@@ -7,7 +7,6 @@ use rnic_abi::abi::control::{ReplyBody, RequestBody};
 use rnic_abi::shm::ProgramRange;
 use rnic_abi::types::{Access, PdId, WindowKind};
 
-use crate::attached::AttachedBuffer;
 use crate::error::Error;
 use crate::lease::LocalMr;
 use crate::mr::{Mr, MrOptions};
@@ -119,53 +118,26 @@ impl Pd {
         MemoryWindow::allocate(&self.inner, kind)
     }
 
-    /// Registers a range of attached memory, in bytes from the buffer's start. The context must
-    /// have attached its memory ([`Context::attach_memory`](crate::Context::attach_memory)).
+    /// Registers any memory of the program in place: heap, stack or a mapped file. Addresses are
+    /// those of this process unless the options specify others.
+    ///
+    /// The first call attaches the memory of the process to the session. A daemon that runs as this
+    /// process's user, or that trusts that user, receives access to the address space
+    /// (`/proc/self/mem`) and copies the data itself. After `exec` it has no access to the new
+    /// program, and a child made by `fork` has its own memory. For any other daemon the library
+    /// copies the data, in one thread per worker with all signals blocked and in threads that poll
+    /// a [`Cq`](crate::Cq). In that case, a thread that serves page faults of registered memory
+    /// (userfaultfd, a FUSE file system) must not poll a [`Cq`](crate::Cq), because it could
+    /// deadlock with itself. Each copy costs a system call; a [`SharedBuffer`] is faster.
+    ///
+    /// The caller must check that the pages permit the requested access, because the daemon's
+    /// access to the memory ignores page protection.
     ///
     /// # Errors
     ///
-    /// [`Error::NotWritable`] if the options request write access to pages that this process may
-    /// not write, because the daemon's access to the memory ignores page protection;
-    /// [`Error::OutOfRange`] if the range is outside the buffer; [`Error::Refused`] with the limit,
-    /// or if no memory is attached.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # use rnic_client::*;
-    /// # fn fetch(context: &Context, pd: &Pd, qp: &Qp, cq: &Cq, from: RemoteMr)
-    /// # -> Result<Vec<u8>, Box<dyn std::error::Error>> {
-    /// // Once per session. Fails if the daemon does not allow it.
-    /// context.attach_memory()?;
-    /// // The program's own memory, filled by an RDMA Read of the peer's region.
-    /// let buffer = AttachedBuffer::new(from.len as usize)?;
-    /// let sink = pd.reg_mr_attached(&buffer, .., &MrOptions::default())?;
-    /// let read = SendRequest::read(1, sink.sge(0, from.len as u32), from.at(0));
-    /// qp.post_send(&[read.signaled()])?;
-    /// let mut one = [Completion::default()];
-    /// cq.wait(&mut one, None)?;
-    /// one[0].ok()?;
-    /// // The program owns the bytes again once no region covers them.
-    /// sink.deregister()?;
-    /// Ok(buffer.into_vec().expect("the region is gone"))
-    /// # }
-    /// ```
-    pub fn reg_mr_attached(
-        &self,
-        buffer: &AttachedBuffer,
-        range: impl std::ops::RangeBounds<u64>,
-        options: &MrOptions,
-    ) -> Result<Mr, Error> {
-        buffer.register(&self.inner, range, options)
-    }
-
-    /// Registers any memory of the program in place: heap, stack or a mapped file. Attaches the
-    /// memory of the process first if necessary. Addresses are those of this process unless the
-    /// options specify others. The caller must check that the pages permit the requested access.
-    ///
-    /// # Errors
-    ///
-    /// Same as [`reg_mr_attached`](Self::reg_mr_attached).
+    /// [`Error::Refused`] with the limit, also if the copy queues exceed one (`arena_bytes`);
+    /// [`Error::Io`] if a thread cannot be started, or if the system forbids this process to call
+    /// `process_vm_readv(2)` on itself.
     pub fn reg_program_memory(
         &self,
         range: &ProgramRange,

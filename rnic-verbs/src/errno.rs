@@ -139,7 +139,6 @@ pub(crate) fn nothing(result: Result<(), Errno>) {
 fn number(error: &Error) -> i32 {
     match error {
         Error::QueueFull { .. } | Error::NotEnoughMemory { .. } => libc::ENOMEM,
-        Error::NotWritable { .. } => libc::EFAULT,
         Error::Refused { refusal, .. } => of_refusal(refusal),
         Error::NotAdmitted { why, .. } => match why {
             AdmissionError::NotAllowed => libc::EACCES,

@@ -13,8 +13,8 @@ use rnic_abi::shm::doorbell::DoorbellRinger;
 use rnic_abi::shm::queue::{CopyConsumer, QueueMemory};
 use rnic_abi::types::MrId;
 use rnic_client::{
-    AcceptOptions, AttachedBuffer, Completion, ConnectOptions, Context, Cq, Listener, Mr,
-    MrOptions, Pd, Qp, QpOptions, RemoteMr, Scope, SendRequest,
+    AcceptOptions, Access, Completion, ConnectOptions, Context, Cq, Listener, Mr, MrOptions, Pd,
+    ProgramMr, ProgramRange, Qp, QpOptions, RemoteMr, Scope, SendRequest, Sge,
 };
 
 use crate::raw::Raw;
@@ -24,14 +24,46 @@ use crate::{Client, DEADLINE, Daemon, Process, READ_WRITE};
 /// Length of the lent region: not a multiple of the page size, and larger than one copy step.
 pub const LENT: usize = (1 << 20) + 77;
 
-/// Moves `bytes` into an attached buffer and registers it for remote reads and writes.
-pub fn region(pd: &Pd, bytes: Vec<u8>) -> Result<Mr, Failure> {
-    let buffer = AttachedBuffer::from_vec(bytes)?;
-    Ok(pd.reg_mr_attached(
-        &buffer,
-        ..,
-        &MrOptions { access: READ_WRITE, ..MrOptions::default() },
-    )?)
+/// A region of this process's own memory.
+pub struct Region {
+    /// The memory, which is never freed.
+    pub memory: &'static Mapping,
+    mr: ProgramMr,
+}
+
+impl Region {
+    /// Registers `bytes` with these rights.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the library.
+    pub fn new(pd: &Pd, bytes: Vec<u8>, access: Access) -> Result<Region, Failure> {
+        let memory: &'static Mapping = Box::leak(Box::new(Mapping::from_vec(bytes)?));
+        let options = MrOptions { access, ..MrOptions::default() };
+        let mr = pd.reg_program_memory(&ProgramRange::of(memory), &options)?;
+        Ok(Region { memory, mr })
+    }
+
+    /// Returns the SGE for the first `length` bytes.
+    pub fn sge(&self, length: u32) -> Sge {
+        Sge { addr: self.mr.iova(), length, lkey: self.mr.stag().0 }
+    }
+
+    /// Returns the description for a peer.
+    pub fn remote(&self) -> RemoteMr {
+        RemoteMr { addr: self.mr.iova(), len: self.mr.len(), rkey: self.mr.stag() }
+    }
+
+    /// Returns the contents.
+    ///
+    /// # Panics
+    ///
+    /// If the memory cannot be read.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len()];
+        self.memory.read(0, &mut bytes).expect("access to own memory");
+        bytes
+    }
 }
 
 /// Returns the number of threads of a process that copy data for the daemon.
@@ -256,11 +288,10 @@ pub fn offer_wrong_descriptors(raw: &mut Raw) -> Result<(), Failure> {
 /// # Errors
 ///
 /// Errors of the library.
-pub fn lend(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure> {
-    context.attach_memory()?;
-    println!("attached");
+pub fn lend(context: &Context, listener: &Listener) -> Result<(Qp, Region), Failure> {
     let pd = context.open_pd(None)?;
-    let region = region(&pd, vec![0; LENT])?;
+    let region = Region::new(&pd, vec![0; LENT], READ_WRITE)?;
+    println!("attached");
     let qp = pd.create_qp(&QpOptions::new(&context.create_cq(16, None)?))?;
     let private_data = region.remote().to_bytes().to_vec();
     let options = AcceptOptions { private_data, ..AcceptOptions::default() };
@@ -273,7 +304,7 @@ pub struct Guest {
     /// The lent region.
     pub lent: RemoteMr,
     /// The guest's own region.
-    pub own: Mr,
+    pub own: Region,
     /// The connection.
     pub qp: Qp,
     cq: Cq,
@@ -290,9 +321,8 @@ impl Guest {
         address: SocketAddr,
         bytes: Vec<u8>,
     ) -> Result<Self, Failure> {
-        context.attach_memory()?;
         let pd = context.open_pd(None)?;
-        let own = region(&pd, bytes)?;
+        let own = Region::new(&pd, bytes, READ_WRITE)?;
         let cq = context.create_cq(64, None)?;
         let qp = pd.create_qp(&QpOptions::new(&cq))?;
         let connected = qp.connect(address, &ConnectOptions::default())?;
@@ -338,7 +368,7 @@ impl Guest {
     ///
     /// Errors of the library, or a failed completion.
     pub fn write(&self) -> Result<(), Failure> {
-        self.post(SendRequest::write(1, &[self.own.sge(0, LENT as u32)], self.lent.at(0)))?;
+        self.post(SendRequest::write(1, &[self.own.sge(LENT as u32)], self.lent.at(0)))?;
         self.completion()?.ok()?;
         Ok(())
     }
@@ -349,7 +379,7 @@ impl Guest {
     ///
     /// Errors of the library, or a failed completion.
     pub fn read(&self) -> Result<(), Failure> {
-        self.post(SendRequest::read(2, self.own.sge(0, LENT as u32), self.lent.at(0)))?;
+        self.post(SendRequest::read(2, self.own.sge(LENT as u32), self.lent.at(0)))?;
         self.completion()?.ok()?;
         Ok(())
     }
@@ -369,26 +399,15 @@ pub fn pattern(seed: u32) -> Vec<u8> {
 pub fn there_and_back(guest: &Guest) -> Result<(), Failure> {
     for seed in [2, 3] {
         let sent = pattern(seed);
-        guest.own.write_at(0, &sent)?;
+        guest.own.memory.write(0, &sent)?;
         guest.write()?;
-        guest.own.fill(0, LENT, 0)?;
+        guest.own.memory.fill(0, LENT, 0)?;
         guest.read()?;
-        if bytes(&guest.own)? != sent {
+        if guest.own.bytes() != sent {
             return Err("the bytes read back differ".into());
         }
     }
     Ok(())
-}
-
-/// Returns the contents of a region of [`LENT`] bytes.
-///
-/// # Errors
-///
-/// Errors of the library.
-pub fn bytes(region: &Mr) -> Result<Vec<u8>, Failure> {
-    let mut bytes = vec![0; LENT];
-    region.read_at(0, &mut bytes)?;
-    Ok(bytes)
 }
 
 /// Duplicates all descriptors of this process without `FD_CLOEXEC`, like a program that leaks them

@@ -5,8 +5,9 @@ use rnic_client::{
     Access, Context, Gid, Qp, QpOptions, QpType, RecvRequest, RemoteMr, Sending, Wiring,
 };
 
+use crate::attached::Region;
 use crate::traffic::Failure;
-use crate::{DEADLINE, attached};
+use crate::{DEADLINE, READ_WRITE};
 
 /// Length of the lent region in bytes.
 pub const LENT: usize = 256 * 1024;
@@ -67,15 +68,14 @@ pub fn offered(line: &str) -> (QpId, RemoteMr) {
 ///
 /// Errors of the library, or if no message arrives before the deadline.
 pub fn answer(context: &Context, peer: u32) -> Result<(), Failure> {
-    context.attach_memory()?;
     let pd = context.open_pd(None)?;
-    let lent = attached::region(&pd, vec![0; LENT])?;
-    let inbox = attached::region(&pd, vec![0; RECEIVE as usize])?;
+    let lent = Region::new(&pd, vec![0; LENT], READ_WRITE)?;
+    let inbox = Region::new(&pd, vec![0; RECEIVE as usize], READ_WRITE)?;
     let cq = context.create_cq(256, None)?;
     let options = QpOptions { kind: QpType::Rc, rq_depth: 64, ..QpOptions::new(&cq) };
     let qp = pd.create_qp(&options)?;
     let gid = context.gids()?[0].gid;
-    let sges = [inbox.sge(0, RECEIVE)];
+    let sges = [inbox.sge(RECEIVE)];
     qp.post_recv(&[RecvRequest::new(0, &sges); 64])?;
     wire(&qp, gid, QpId(peer))?;
     offer(qp.id(), &lent.remote());

@@ -4,10 +4,8 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
-use rnic_client::{
-    Access, AttachedBuffer, Completion, Context, Mr, MrOptions, Qp, QpOptions, RemoteMr,
-    SendRequest,
-};
+use rnic_client::{Access, Completion, Context, Mr, Qp, QpOptions, RemoteMr, SendRequest};
+use rnic_tests::attached::Region;
 use rnic_tests::{Client, DEADLINE, Daemon, READ_WRITE, engine};
 
 /// Number of words that all connections change.
@@ -162,13 +160,10 @@ fn concurrent_atomics_on_attached_memory() {
     for path in ["direct", "tcp"] {
         let daemon = Daemon::start(&engine(3, path));
         let context = Context::open_at(daemon.socket()).unwrap();
-        context.attach_memory().unwrap();
         let server = Client::of(&context);
-        let options = MrOptions { access: ATOMIC, ..MrOptions::default() };
-        let buffer = AttachedBuffer::new(8 * WORDS).unwrap();
-        let words = server.pd.reg_mr_attached(&buffer, .., &options).unwrap();
+        let words = Region::new(&server.pd, vec![0; 8 * WORDS], ATOMIC).unwrap();
         let all = all_count(&daemon, &server, words.remote(), 200, Vec::new);
-        let found = std::array::from_fn(|word| words.load_u64(8 * word as u64).unwrap());
+        let found = std::array::from_fn(|word| words.memory.load_u64(8 * word).unwrap());
         assert!(nothing_is_lost(all, found) > 0, "{path}");
     }
 }

@@ -57,9 +57,9 @@ fn data_written_before_transmission_is_sent() {
     let daemon = Daemon::start("");
     let (mut lender, _context, guest) = lent(&daemon, &daemon, &[]);
     // A fenced Write waits for a Read of everything, which changes its source.
-    let all = guest.own.sge(0, LENT as u32);
+    let all = guest.own.sge(LENT as u32);
     let read = SendRequest::read(1, all, guest.lent.at(0)).signaled();
-    let small = [guest.own.sge(0, 64)];
+    let small = [guest.own.sge(64)];
     let write = SendRequest::write(2, &small, guest.lent.at(0)).signaled().fence();
     guest.qp.post_send(&[read, write]).expect("room in the queue");
     // The Read replaces the pattern with zeros before the Write is sent.
@@ -135,7 +135,7 @@ fn killed_under_traffic_nothing_is_left() {
         for round in 0..20 {
             let (lender, context, guest) = lent(&daemon, &daemon, &[]);
             for id in 0..8 {
-                let all = [guest.own.sge(0, LENT as u32)];
+                let all = [guest.own.sge(LENT as u32)];
                 guest
                     .post(SendRequest::write(id, &all, guest.lent.at(0)))
                     .expect("room in the queue");
@@ -405,8 +405,8 @@ fn a_stopped_client_blocks_its_own_connections() {
         let (mut lender, context, guest) = lent_by_stranger(&daemon, &[]);
         guest.write().expect("a write to lent memory");
         stop(&lender);
-        guest.own.fill(0, LENT, 0).expect("access to own memory");
-        let all = guest.own.sge(0, LENT as u32);
+        guest.own.memory.fill(0, LENT, 0).expect("access to own memory");
+        let all = guest.own.sge(LENT as u32);
         guest.post(SendRequest::read(1, all, guest.lent.at(0))).expect("room in the queue");
         there_and_back(&daemon, &daemon);
         for both in [false, true] {
@@ -416,9 +416,7 @@ fn a_stopped_client_blocks_its_own_connections() {
         assert!(guest.has_no_completion());
         lender.signal(Signal::CONT);
         guest.completion().and_then(|c| Ok(c.ok()?)).expect("a completed Read");
-        assert!(
-            rnic_tests::attached::bytes(&guest.own).expect("access to own memory") == pattern(1)
-        );
+        assert!(guest.own.bytes() == pattern(1));
         rnic_tests::attached::there_and_back(&guest).expect("a correct round trip");
         lender.release();
         let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
@@ -438,7 +436,7 @@ fn a_copy_beyond_its_deadline_ends_the_session() {
             let (lender, context, guest) = lent_by_stranger(&daemon, &[]);
             guest.write().expect("a write to lent memory");
             stop(&lender);
-            let all = guest.own.sge(0, LENT as u32);
+            let all = guest.own.sge(LENT as u32);
             let request = if reads {
                 SendRequest::read(1, all, guest.lent.at(0))
             } else {
@@ -473,7 +471,7 @@ fn strangers_killed_under_traffic_leave_nothing() {
             };
             let (mut lender, context, guest) = lent_by_stranger(&daemon, fate);
             for id in 0..8 {
-                let all = [guest.own.sge(0, LENT as u32)];
+                let all = [guest.own.sge(LENT as u32)];
                 guest
                     .post(SendRequest::write(id, &all, guest.lent.at(0)))
                     .expect("room in the queue");

@@ -1,5 +1,7 @@
 //! Memory that a program allocated itself and registers in place.
 
+use super::mapping::Mapping;
+
 /// A range of the calling process's memory that the daemon may read and write on request.
 ///
 /// This process does not access the bytes through this value. It represents the promise made in
@@ -24,6 +26,11 @@ impl ProgramRange {
     pub unsafe fn new(address: u64, len: u64) -> Option<ProgramRange> {
         address.checked_add(len)?;
         (len > 0 || address > 0).then_some(ProgramRange { address, len })
+    }
+
+    /// Returns the range of a mapping. It is never freed, and no reference to its bytes exists.
+    pub fn of(memory: &'static Mapping) -> ProgramRange {
+        ProgramRange { address: memory.address(), len: memory.len() as u64 }
     }
 
     /// Returns the first address.

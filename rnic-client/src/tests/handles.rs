@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn handles_are_send_and_sync() {
     fn both<T: Send + Sync>() {}
-    both::<(Context, Pd, SharedBuffer, Mr, MemoryWindow, AttachedBuffer, RawBytes<'_>)>();
+    both::<(Context, Pd, SharedBuffer, Mr, MemoryWindow, ProgramMr, RawBytes<'_>)>();
     both::<(Cq, CompletionChannel, Qp, Srq, Completion)>();
     both::<(Listener, ConnectionRequest, SocketListener, SocketRequest, Connected)>();
     both::<(OpenOptions, CqOptions<'_>, QpOptions<'_>, SrqOptions, MrOptions, Bind<'_>)>();

@@ -14,8 +14,8 @@ use rnic_client::{
     SrqOptions,
 };
 use rnic_tests::{
-    DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, mortal, over,
-    rping, traffic,
+    DEADLINE, Process, READ_WRITE, attached, attacks, burst, exhaust, frozen, hammer, hostile,
+    mortal, over, rping, traffic,
 };
 use rnic_tools::tour;
 
@@ -379,19 +379,20 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             if exec {
                 return Err(Command::new("sleep").arg("600").exec().into());
             }
-            println!("checksum {:08x}", crc32c::crc32c(&attached::bytes(&region)?));
+            println!("checksum {:08x}", crc32c::crc32c(&region.bytes()));
             drop((qp, region));
         }
         Part::Answer { peer } => mortal::answer(&context, peer)?,
         Part::Attach => {
+            let pd = context.open_pd(None)?;
             println!("has a session");
             for _ in std::io::stdin().lines().map_while(Result::ok) {
-                match context.attach_memory() {
-                    Ok(()) => println!("memory: attached"),
+                match attached::Region::new(&pd, vec![0], READ_WRITE) {
+                    Ok(_) => println!("memory: attached"),
                     Err(error) => println!("memory: {error}"),
                 }
             }
-            drop(context);
+            drop((pd, context));
             let deadline = Instant::now() + DEADLINE;
             while attached::copying_threads(std::process::id()) > 0 {
                 if Instant::now() > deadline {
