@@ -156,7 +156,7 @@ impl ChannelInner {
     /// Same as [`wait_beyond`](Self::wait_beyond), for a task.
     #[cfg(feature = "tokio")]
     pub(crate) async fn task_wait_beyond(&self, cq: CqId, count: u64) -> Result<(), Error> {
-        crate::tasks::wait_for_packet(&self.inbox, |records| records.take_beyond(cq, count)).await
+        self.inbox.wait_in_task(|records| records.take_beyond(cq, count)).await
     }
 }
 

@@ -13,7 +13,7 @@ use rnic_abi::shm::own::without_signals;
 use rnic_abi::shm::owner::Owner;
 use rnic_abi::shm::queue::{CopyConsumer, QueueMemory};
 
-use crate::session::Doorbell;
+use crate::doorbell::Doorbell;
 
 /// Copy queues of a session, one per worker.
 pub(crate) struct CopyQueues {

@@ -8,6 +8,8 @@
 //! thread is reading. `sort` interprets the packets; [`crate::events`] and [`crate::channel`] use
 //! this module.
 
+#[cfg(feature = "tokio")]
+use std::future::poll_fn;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(feature = "tokio")]
 use std::task::Poll;
@@ -18,6 +20,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+#[cfg(feature = "tokio")]
+use tokio::io::Interest;
+#[cfg(feature = "tokio")]
+use tokio::io::unix::AsyncFd;
 
 use crate::error::Error;
 
@@ -173,11 +179,46 @@ impl<S> Inbox<S> {
         result
     }
 
+    /// Waits in a task until `take` returns a value.
+    ///
+    /// The socket is registered with the runtime only for this wait, through a duplicate
+    /// descriptor, because a queue or context belongs to no runtime and several tasks may wait for
+    /// it.
+    #[cfg(feature = "tokio")]
+    pub(crate) async fn wait_in_task<T>(
+        &self,
+        mut take: impl FnMut(&mut S) -> Option<T>,
+    ) -> Result<T, Error> {
+        let socket = self.as_fd().try_clone_to_owned();
+        // Deprecated in favour of an `unsafe` function, because a descriptor might be closed while
+        // it is registered. Here the `AsyncFd` owns the descriptor.
+        #[allow(deprecated)]
+        let socket = socket.and_then(|socket| AsyncFd::with_interest(socket, Interest::READABLE));
+        let socket = socket.map_err(|e| Error::io("registering with the runtime", e))?;
+        poll_fn(|task| {
+            loop {
+                if let Poll::Ready(found) = self.poll_take(task.waker(), &mut take) {
+                    return Poll::Ready(found);
+                }
+                match socket.poll_read_ready(task) {
+                    // The socket has been readable since the last check. The next `poll_take` reads
+                    // it.
+                    Poll::Ready(Ok(mut ready)) => ready.clear_ready(),
+                    Poll::Ready(Err(e)) => {
+                        return Poll::Ready(Err(Error::io("waiting for the daemon", e)));
+                    }
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+
     /// Sorts all packets that have arrived and returns the value that `take` returns. If there is
     /// none, the task is woken when another task or thread has sorted a packet or has stopped
     /// reading. The caller must also wait for the socket itself to become readable.
     #[cfg(feature = "tokio")]
-    pub(crate) fn poll_take<T>(
+    fn poll_take<T>(
         &self,
         task: &Waker,
         take: &mut impl FnMut(&mut S) -> Option<T>,

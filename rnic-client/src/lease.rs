@@ -3,9 +3,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use rnic_abi::abi::control::{MrRequest, MrSource, ReplyBody, RequestBody};
 use rnic_abi::abi::queue::Sge;
 use rnic_abi::shm::lease::{self, Done, Lendable, Loan, LoanNumber};
@@ -14,7 +13,7 @@ use rnic_abi::types::{Access, MrId, QpId, Scope, SharedBufferId, Stag};
 use crate::completion::Completion;
 use crate::error::Error;
 use crate::mr::RemoteAddr;
-use crate::pd::PdInner;
+use crate::pd::{Pd, PdInner};
 use crate::request::{Data, SendRequest};
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::{self, resolve};
@@ -72,8 +71,21 @@ struct Region {
     stag: Stag,
 }
 
+impl Pd {
+    /// Allocates `len` bytes, rounded up to whole pages, and registers them for this program's own
+    /// requests only, so that ranges of them can be leased as slices.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Context::create_shared_buffer`](crate::Context::create_shared_buffer) and
+    /// [`Pd::reg_mr`].
+    pub fn reg_local(&self, len: u64) -> Result<LocalMr, Error> {
+        LocalMr::register(&self.inner, len)
+    }
+}
+
 impl LocalMr {
-    pub(crate) fn register(pd: &Arc<PdInner>, len: u64) -> Result<LocalMr, Error> {
+    fn register(pd: &Arc<PdInner>, len: u64) -> Result<LocalMr, Error> {
         let session = &pd.session;
         let (buffer, mapping) = shared_buffer::share(session, len)?;
         let memory = Lendable::new(mapping)
@@ -384,48 +396,6 @@ impl Drop for PendingLease {
         let mut state = self.state.lock();
         if let LeaseState::Lent(..) = *state {
             *state = LeaseState::Gone;
-        }
-    }
-}
-
-/// STags that only the SGEs of leases may contain.
-#[derive(Default)]
-pub(crate) struct LocalKeys {
-    /// Set once a region has been added. Programs without leases pay only this load per request.
-    any: AtomicBool,
-    keys: RwLock<Vec<u32>>,
-}
-
-impl LocalKeys {
-    fn add(&self, stag: Stag) {
-        self.keys.write().push(stag.0);
-        self.any.store(true, Ordering::Release);
-    }
-
-    fn remove(&self, stag: Stag) {
-        self.keys.write().retain(|key| *key != stag.0);
-    }
-
-    /// Refuses a request that is not from a lease if it contains the lkey of leased memory or has a
-    /// reserved `wr_id`. A completion with a reserved `wr_id` would be mistaken for that of a
-    /// lease.
-    #[inline]
-    pub(crate) fn check(&self, wr_id: u64, elements: &[Sge]) -> Result<(), Error> {
-        if !lease::is_loan(wr_id) && !self.any.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.check_slow(wr_id, elements)
-    }
-
-    #[cold]
-    fn check_slow(&self, wr_id: u64, elements: &[Sge]) -> Result<(), Error> {
-        if lease::is_loan(wr_id) {
-            return Err(Error::ReservedWrId { wr_id });
-        }
-        let keys = self.keys.read();
-        match elements.iter().find(|sge| keys.contains(&sge.lkey)) {
-            None => Ok(()),
-            Some(sge) => Err(Error::LeasedMemory { lkey: sge.lkey }),
         }
     }
 }

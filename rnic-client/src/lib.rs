@@ -102,11 +102,13 @@ mod control;
 mod copies;
 mod cq;
 mod datagram;
+mod doorbell;
 mod error;
 mod events;
 mod inbox;
 mod lease;
 mod listener;
+mod local_keys;
 mod memory;
 mod mr;
 mod paths;
@@ -146,7 +148,7 @@ pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
 pub use pd::Pd;
 pub use program::ProgramMr;
 pub use qp::{Posting, Qp, QpOptions};
-pub use request::{RecvRequest, SendRequest};
+pub use request::{Bind, RecvRequest, SendRequest};
 pub use resolution::{ResolveOptions, Resolved};
 #[doc(hidden)]
 pub use rnic_abi::shm::own::without_signals;
@@ -155,7 +157,7 @@ pub use socket::{SocketError, SocketListener, SocketRequest};
 pub use srq::{Srq, SrqOptions};
 #[cfg(feature = "tokio")]
 pub use stream::Stream;
-pub use window::{Bind, MemoryWindow};
+pub use window::MemoryWindow;
 
 pub use rnic_abi::abi::control::{
     ClientRow, CqRow, DeviceAttributes, Diagnosis, DiagnosisKind, DisconnectReason, Event,

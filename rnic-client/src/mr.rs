@@ -1,6 +1,7 @@
 //! Memory regions and their descriptions for peers.
 
 use std::fmt;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +12,7 @@ use rnic_abi::types::{Access, MrId, Scope, Stag};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, copy_error};
-use crate::pd::PdInner;
+use crate::pd::{Pd, PdInner};
 use crate::session::unexpected;
 use crate::shared_buffer::{SharedBuffer, SharedBufferInner, resolve};
 
@@ -81,14 +82,60 @@ impl Drop for Registration {
     }
 }
 
-impl Mr {
-    pub(crate) fn register(
-        pd: &Arc<PdInner>,
+impl Pd {
+    /// Registers a range of a shared buffer, in bytes from its start (`ibv_reg_mr(3)`). SGEs and
+    /// remote accesses use the range's addresses in this process, or offsets from 0 with
+    /// [`Access::ZERO_BASED`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] if the range is outside the shared buffer; [`Error::Refused`] with the
+    /// limit, or with the right that is not allowed (`REMOTE_WRITE` or `REMOTE_ATOMIC` without
+    /// `LOCAL_WRITE`).
+    ///
+    /// # Examples
+    ///
+    /// A region for the peer to write to, and the message with its address:
+    ///
+    /// ```no_run
+    /// # use rnic_client::*;
+    /// # fn offer(context: &Context, pd: &Pd, qp: &Qp) -> Result<(), Box<dyn std::error::Error>> {
+    /// let buffer = context.create_shared_buffer(1 << 20)?;
+    /// // Peers may write to the second half. They have no access to the first half.
+    /// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    /// let inbox = pd.reg_mr(&buffer, 512 * 1024.., rights)?;
+    /// qp.post_send(&[SendRequest::send_inline(1, &inbox.remote().to_bytes())])?;
+    /// // The peer decodes `RemoteMr::from_bytes(..)`, posts `SendRequest::write(2, &sges,
+    /// // remote.at(0))` and then sends a message. After that message has arrived:
+    /// let mut header = [0; 64];
+    /// inbox.read_at(0, &mut header)?;
+    /// // After this returns, the peer can no longer write.
+    /// inbox.deregister()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reg_mr(
+        &self,
         buffer: &SharedBuffer,
-        range: impl std::ops::RangeBounds<u64>,
+        range: impl RangeBounds<u64>,
+        access: Access,
+    ) -> Result<Mr, Error> {
+        self.reg_mr_with(buffer, range, &MrOptions { access, ..MrOptions::default() })
+    }
+
+    /// Registers a range of a shared buffer with options, such as an address or a single QP.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Pd::reg_mr`]; also [`Error::Refused`] if the addresses from
+    /// [`iova`](MrOptions::iova) would exceed 64 bits, or if the QP does not belong to this domain.
+    pub fn reg_mr_with(
+        &self,
+        buffer: &SharedBuffer,
+        range: impl RangeBounds<u64>,
         options: &MrOptions,
     ) -> Result<Mr, Error> {
-        if !Arc::ptr_eq(&pd.session, &buffer.inner.session) {
+        if !Arc::ptr_eq(&self.inner.session, &buffer.inner.session) {
             return Err(Error::ForeignObject { what: "the shared buffer" });
         }
         let (offset, length) = resolve(range, buffer.len())?;
@@ -99,21 +146,21 @@ impl Mr {
             None => buffer.inner.mapping.address() + offset,
         };
         let body = RequestBody::RegMr(MrRequest {
-            pd: pd.id,
+            pd: self.inner.id,
             source: MrSource::Shared { buffer: buffer.inner.id, offset },
             length,
             iova,
             access: options.access,
             scope: options.scope,
         });
-        match pd.session.request(body)? {
+        match self.inner.session.request(body)? {
             ReplyBody::Mr { mr: id, stag } => Ok(Mr {
                 stag,
                 offset,
                 len: length,
                 iova,
                 registration: Arc::new(Registration {
-                    pd: pd.clone(),
+                    pd: self.inner.clone(),
                     buffer: buffer.inner.clone(),
                     id,
                     gone: AtomicBool::new(false),
@@ -122,7 +169,9 @@ impl Mr {
             other => Err(unexpected(&other)),
         }
     }
+}
 
+impl Mr {
     /// Returns the region's handle in the daemon.
     pub fn id(&self) -> MrId {
         self.registration.id

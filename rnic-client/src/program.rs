@@ -43,19 +43,42 @@ pub struct ProgramMr {
     gone: AtomicBool,
 }
 
-impl ProgramMr {
-    /// Registers a range of memory.
-    pub(crate) fn register(
-        pd: &Arc<PdInner>,
+impl Pd {
+    /// Registers any memory of the program in place: heap, stack or a mapped file. Addresses are
+    /// those of this process unless the options specify others.
+    ///
+    /// The first call attaches the memory of the process to the session. A daemon that runs as this
+    /// process's user, or that trusts that user, receives access to the address space
+    /// (`/proc/self/mem`) and copies the data itself. After `exec` it has no access to the new
+    /// program, and a child made by `fork` has its own memory. For any other daemon the library
+    /// copies the data, in one thread per worker with all signals blocked and in threads that poll
+    /// a [`Cq`](crate::Cq). In that case, a thread that serves page faults of registered memory
+    /// (userfaultfd, a FUSE file system) must not poll a [`Cq`](crate::Cq), because it could
+    /// deadlock with itself. Each copy costs a system call; a
+    /// [`SharedBuffer`](crate::SharedBuffer) is faster.
+    ///
+    /// The caller must check that the pages permit the requested access, because the daemon's
+    /// access to the memory ignores page protection.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with the limit, also if the copy queues exceed one (`arena_bytes`);
+    /// [`Error::Io`] if a thread cannot be started, or if the system forbids this process to call
+    /// `process_vm_readv(2)` on itself.
+    pub fn reg_program_memory(
+        &self,
         range: &ProgramRange,
         options: &MrOptions,
     ) -> Result<ProgramMr, Error> {
+        let pd = &self.inner;
         let request = request(pd, range, options)?;
         let (id, stag) = registered(pd, RequestBody::RegMr(request))?;
         let MrRequest { iova, length: len, .. } = request;
         Ok(ProgramMr { pd: pd.clone(), id, stag, iova, len, gone: AtomicBool::new(false) })
     }
+}
 
+impl ProgramMr {
     /// Replaces the region's range, rights or domain, and keeps its handle and STag
     /// (`ibv_rereg_mr(3)`). After this returns, no byte of the previous range is read or written.
     ///

@@ -15,7 +15,7 @@ use crate::cq::Cq;
 use crate::error::{Error, PostError};
 use crate::events::Subject;
 use crate::lease::{Lease, LeasedRequest, NotPosted, Posted};
-use crate::pd::PdInner;
+use crate::pd::{Pd, PdInner};
 use crate::receive::ReceiveQueue;
 use crate::request::{Data, RecvRequest, SendRequest};
 use crate::session::{Session, unexpected};
@@ -103,8 +103,15 @@ struct SendSide {
     depth: u32,
 }
 
-impl Qp {
-    pub(crate) fn create(pd: &Arc<PdInner>, options: &QpOptions<'_>) -> Result<Qp, Error> {
+impl Pd {
+    /// Creates a QP in state Idle (`ibv_create_qp(3)`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with the limit: QPs, queue depth, SGEs or inline data;
+    /// [`Error::ForeignObject`] if a CQ or the SRQ belongs to another context.
+    pub fn create_qp(&self, options: &QpOptions<'_>) -> Result<Qp, Error> {
+        let pd = &self.inner;
         let session = &pd.session;
         let cqs = [options.send_cq.clone(), options.recv_cq.clone()];
         if cqs.iter().any(|cq| !Arc::ptr_eq(&cq.inner.session, session)) {
@@ -152,7 +159,9 @@ impl Qp {
             gone: AtomicBool::new(false),
         })
     }
+}
 
+impl Qp {
     /// Returns the QP number, which completions and events contain.
     pub fn id(&self) -> QpId {
         self.id

@@ -1,10 +1,12 @@
 //! Work requests.
 
+use std::ops::RangeBounds;
+
 use rnic_abi::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
 use rnic_abi::types::{Access, AtomicOperation, Stag};
 
-use crate::mr::RemoteAddr;
-use crate::window::Bind;
+use crate::mr::{Mr, RemoteAddr, RemoteMr};
+use crate::shared_buffer::ends;
 
 /// A request for the send queue (`struct ibv_send_wr` of `ibv_post_send(3)`).
 ///
@@ -271,6 +273,47 @@ impl<'a> SendRequest<'a> {
     }
 }
 
+/// Binding of a window (`struct ibv_mw_bind_info` of `ibv_bind_mw(3)`).
+#[derive(Clone, Copy, Debug)]
+pub struct Bind<'a> {
+    /// The region; `None` unbinds a window of type 1.
+    pub region: Option<&'a Mr>,
+    /// First address, in the region's address space for SGEs ([`Mr::iova`]).
+    pub address: u64,
+    /// Length in bytes, at least 1.
+    pub length: u64,
+    /// Any of `REMOTE_READ`, `REMOTE_WRITE` (which requires a region with `LOCAL_WRITE`) and
+    /// `ZERO_BASED`.
+    pub access: Access,
+}
+
+impl<'a> Bind<'a> {
+    /// Returns a binding to a range of a region, in bytes from its start. The region needs
+    /// [`Access::MW_BIND`]. The daemon checks all else when it executes the request: an invalid
+    /// binding completes with `MwBind` and ends the connection.
+    pub fn new(region: &'a Mr, range: impl RangeBounds<u64>, access: Access) -> Self {
+        let (start, end) = ends(range, region.len());
+        Bind {
+            region: Some(region),
+            address: region.iova().wrapping_add(start),
+            length: end.saturating_sub(start),
+            access,
+        }
+    }
+
+    /// Returns a binding to no region, which unbinds a window of type 1.
+    pub fn nothing() -> Self {
+        Bind { region: None, address: 0, length: 0, access: Access::empty() }
+    }
+
+    /// Returns the description for the peer of a window with this binding and this STag.
+    pub fn remote(&self, rkey: Stag) -> RemoteMr {
+        let zero_based = self.access.contains(Access::ZERO_BASED);
+        let addr = if zero_based { 0 } else { self.address };
+        RemoteMr { addr, len: self.length, rkey }
+    }
+}
+
 /// A request for the receive queue (`ibv_post_recv(3)`).
 ///
 /// A message fills the SGEs in order. A message longer than all SGEs together ends the connection
@@ -288,5 +331,19 @@ impl<'a> RecvRequest<'a> {
     /// Returns a receive into these SGEs.
     pub fn new(wr_id: u64, sges: &'a [Sge]) -> Self {
         RecvRequest { wr_id, sges }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zero_based_window_is_addressed_from_zero() {
+        let mut bind =
+            Bind { region: None, address: 0x7000, length: 9, access: Access::REMOTE_READ };
+        assert_eq!(bind.remote(Stag(5)), RemoteMr { addr: 0x7000, len: 9, rkey: Stag(5) });
+        bind.access |= Access::ZERO_BASED;
+        assert_eq!(bind.remote(Stag(5)).addr, 0);
     }
 }

@@ -24,10 +24,11 @@ use rnic_abi::types::SessionId;
 
 use crate::control::{Control, Welcome};
 use crate::copies::CopyQueues;
+use crate::doorbell::Doorbell;
 use crate::error::Error;
 use crate::events::Events;
 use crate::inbox::{Inbox, Sleep};
-use crate::lease::LocalKeys;
+use crate::local_keys::LocalKeys;
 
 pub(crate) struct Session {
     /// Process that may use the session.
@@ -63,24 +64,6 @@ struct Attachment {
     is_made: bool,
     /// Copy queues created so far, by worker. Moved to [`Session::copies`] once all exist.
     queues: Vec<QueueMemory>,
-}
-
-/// Doorbell of a worker.
-pub(crate) struct Doorbell {
-    pub(crate) ringer: DoorbellRinger,
-    pub(crate) eventfd: OwnedFd,
-}
-
-impl Doorbell {
-    /// Rings the doorbell of a queue. Wakes the worker only if it sleeps.
-    #[inline]
-    pub(crate) fn ring(&self, index: u32) {
-        if self.ringer.ring(index) {
-            // The eventfd is edge-triggered and never read, so its count only grows; a full one
-            // (2^64 - 2 wake-ups) would still be a wake-up.
-            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
-        }
-    }
 }
 
 impl Session {
@@ -301,7 +284,7 @@ impl Session {
         take: impl FnMut(&mut Events) -> Option<T>,
     ) -> Result<T, Error> {
         self.check_owner()?;
-        self.check_event(crate::tasks::wait_for_packet(&self.events, take).await)
+        self.check_event(self.events.wait_in_task(take).await)
     }
 
     /// Fails if this is not the process that opened the session.

@@ -9,7 +9,7 @@ use rnic_abi::types::{PdId, SrqId};
 
 use crate::error::{Error, PostError};
 use crate::events::Subject;
-use crate::pd::PdInner;
+use crate::pd::{Pd, PdInner};
 use crate::receive::ReceiveQueue;
 use crate::request::RecvRequest;
 use crate::session::{Session, unexpected};
@@ -91,8 +91,14 @@ pub(crate) struct SrqInner {
     pd: Arc<PdInner>,
 }
 
-impl Srq {
-    pub(crate) fn create(pd: &Arc<PdInner>, options: &SrqOptions) -> Result<Srq, Error> {
+impl Pd {
+    /// Creates a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with the limit: SRQs, queue depth or SGEs.
+    pub fn create_srq(&self, options: &SrqOptions) -> Result<Srq, Error> {
+        let pd = &self.inner;
         let session = &pd.session;
         let SrqOptions { depth, max_sge, limit, context } = *options;
         let request = SrqRequest { pd: pd.id, depth, max_sge, limit, context };
@@ -103,7 +109,9 @@ impl Srq {
         let queue = ReceiveQueue::new(memory, max_sge);
         Ok(Srq { inner: Arc::new(SrqInner { id, queue, pd: pd.clone() }) })
     }
+}
 
+impl Srq {
     /// Returns the queue's handle, which completions and events contain.
     pub fn id(&self) -> SrqId {
         self.inner.id

@@ -36,13 +36,7 @@
 //! # }
 //! ```
 
-use std::future::poll_fn;
-use std::os::fd::AsFd;
-use std::task::Poll;
-
 use rnic_abi::abi::control::{DisconnectReason, Event};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::net::ToSocketAddrs;
 
 use crate::addresses::{concerns_address, no_address, unresolved};
@@ -52,7 +46,6 @@ use crate::context::Context;
 use crate::cq::{Cq, Watch};
 use crate::error::Error;
 use crate::events::{Ending, Subject, concerns_end, is_connection_request, settles_connection};
-use crate::inbox::Inbox;
 use crate::listener::{AcceptOptions, ConnectionRequest, Listener};
 use crate::qp::Qp;
 
@@ -208,36 +201,4 @@ impl Context {
     pub async fn next_event_async(&self) -> Result<Event, Error> {
         self.session_ref().task_event(|events| events.take_any()).await
     }
-}
-
-/// Waits until `take` finds a value among the packets of an inbox.
-///
-/// The socket is registered with the runtime only for this wait, through a duplicate descriptor,
-/// because a queue or context belongs to no runtime and several tasks may wait for it.
-pub(crate) async fn wait_for_packet<S, T>(
-    inbox: &Inbox<S>,
-    mut take: impl FnMut(&mut S) -> Option<T>,
-) -> Result<T, Error> {
-    let socket = inbox.as_fd().try_clone_to_owned();
-    // Deprecated in favour of an `unsafe` function, because a descriptor might be closed while it
-    // is registered. Here the `AsyncFd` owns the descriptor.
-    #[allow(deprecated)]
-    let socket = socket.and_then(|socket| AsyncFd::with_interest(socket, Interest::READABLE));
-    let socket = socket.map_err(|e| Error::io("registering with the runtime", e))?;
-    poll_fn(|task| {
-        loop {
-            if let Poll::Ready(found) = inbox.poll_take(task.waker(), &mut take) {
-                return Poll::Ready(found);
-            }
-            match socket.poll_read_ready(task) {
-                // The socket has been readable since the last check. The next `poll_take` reads it.
-                Poll::Ready(Ok(mut ready)) => ready.clear_ready(),
-                Poll::Ready(Err(e)) => {
-                    return Poll::Ready(Err(Error::io("waiting for the daemon", e)));
-                }
-                Poll::Pending => return Poll::Pending,
-            }
-        }
-    })
-    .await
 }

@@ -1,61 +1,18 @@
 //! Memory windows: send requests grant a peer access to part of a region and revoke it.
 
 use std::fmt;
-use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rnic_abi::abi::control::{ReplyBody, RequestBody};
-use rnic_abi::types::{Access, MwId, Stag, WindowKind};
+use rnic_abi::types::{MwId, Stag, WindowKind};
 
 use crate::error::Error;
 use crate::mr::{Mr, Registration, RemoteMr};
-use crate::pd::PdInner;
+use crate::pd::{Pd, PdInner};
 use crate::qp::Qp;
-use crate::request::SendRequest;
+use crate::request::{Bind, SendRequest};
 use crate::session::unexpected;
-use crate::shared_buffer::ends;
-
-/// Binding of a window (`struct ibv_mw_bind_info` of `ibv_bind_mw(3)`).
-#[derive(Clone, Copy, Debug)]
-pub struct Bind<'a> {
-    /// The region; `None` unbinds a window of type 1.
-    pub region: Option<&'a Mr>,
-    /// First address, in the region's address space for SGEs ([`Mr::iova`]).
-    pub address: u64,
-    /// Length in bytes, at least 1.
-    pub length: u64,
-    /// Any of `REMOTE_READ`, `REMOTE_WRITE` (which requires a region with `LOCAL_WRITE`) and
-    /// `ZERO_BASED`.
-    pub access: Access,
-}
-
-impl<'a> Bind<'a> {
-    /// Returns a binding to a range of a region, in bytes from its start. The region needs
-    /// [`Access::MW_BIND`]. The daemon checks all else when it executes the request: an invalid
-    /// binding completes with `MwBind` and ends the connection.
-    pub fn new(region: &'a Mr, range: impl RangeBounds<u64>, access: Access) -> Self {
-        let (start, end) = ends(range, region.len());
-        Bind {
-            region: Some(region),
-            address: region.iova().wrapping_add(start),
-            length: end.saturating_sub(start),
-            access,
-        }
-    }
-
-    /// Returns a binding to no region, which unbinds a window of type 1.
-    pub fn nothing() -> Self {
-        Bind { region: None, address: 0, length: 0, access: Access::empty() }
-    }
-
-    /// Returns the description for the peer of a window with this binding and this STag.
-    pub fn remote(&self, rkey: Stag) -> RemoteMr {
-        let zero_based = self.access.contains(Access::ZERO_BASED);
-        let addr = if zero_based { 0 } else { self.address };
-        RemoteMr { addr, len: self.length, rkey }
-    }
-}
 
 /// A memory window: an STag that gives peers access to part of a region (`ibv_alloc_mw(3)`).
 ///
@@ -98,8 +55,10 @@ struct State {
     regions: Vec<Arc<Registration>>,
 }
 
-impl MemoryWindow {
-    pub(crate) fn allocate(pd: &Arc<PdInner>, kind: WindowKind) -> Result<Self, Error> {
+impl Pd {
+    /// Allocates an unbound memory window (`ibv_alloc_mw(3)`).
+    pub fn alloc_window(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
+        let pd = &self.inner;
         match pd.session.request(RequestBody::AllocWindow { pd: pd.id, kind })? {
             ReplyBody::Window { window: id, stag: rkey } => {
                 let state = State { rkey, remote: None, regions: Vec::new() };
@@ -108,7 +67,9 @@ impl MemoryWindow {
             other => Err(unexpected(&other)),
         }
     }
+}
 
+impl MemoryWindow {
     /// Returns the window's handle in the daemon.
     pub fn id(&self) -> MwId {
         self.id
@@ -252,14 +213,5 @@ mod tests {
     fn keys_advance_within_their_byte() {
         assert_eq!(next_key(Stag(0x1234_56FE)), Stag(0x1234_56FF));
         assert_eq!(next_key(Stag(0x1234_56FF)), Stag(0x1234_5600));
-    }
-
-    #[test]
-    fn a_zero_based_window_is_addressed_from_zero() {
-        let mut bind =
-            Bind { region: None, address: 0x7000, length: 9, access: Access::REMOTE_READ };
-        assert_eq!(bind.remote(Stag(5)), RemoteMr { addr: 0x7000, len: 9, rkey: Stag(5) });
-        bind.access |= Access::ZERO_BASED;
-        assert_eq!(bind.remote(Stag(5)).addr, 0);
     }
 }
