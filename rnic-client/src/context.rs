@@ -301,28 +301,23 @@ impl Context {
     pub fn connection_request(&self, event: Event) -> Result<ConnectionRequest, Event> {
         ConnectionRequest::from_event(&self.session, event)
     }
+}
 
-    /// Returns a descriptor that is readable while events wait in the kernel, for `poll(2)`.
-    ///
-    /// Do not read from it. When it is readable, call [`Context::next_event`] with a timeout of
-    /// zero until it returns `None`. A program that sleeps on it should make no blocking connection
-    /// calls in other threads: they also read the events of other objects, which `next_event` then
-    /// returns although the descriptor is not readable.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
+/// A descriptor that is readable while events wait in the kernel, for `poll(2)`.
+///
+/// Do not read from it. When it is readable, call [`Context::next_event`] with a timeout of zero
+/// until it returns `None`. A program that sleeps on it should make no blocking connection calls in
+/// other threads: they also read the events of other objects, which `next_event` then returns
+/// although the descriptor is not readable.
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         self.session.events.as_fd()
     }
 }
 
-/// Same as [`Context::event_fd`].
-impl AsFd for Context {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event_fd()
-    }
-}
-
-/// Same as [`Context::event_fd`].
+/// Same as the descriptor of [`AsFd`].
 impl AsRawFd for Context {
     fn as_raw_fd(&self) -> RawFd {
-        self.event_fd().as_raw_fd()
+        self.as_fd().as_raw_fd()
     }
 }

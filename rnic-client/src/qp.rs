@@ -177,11 +177,6 @@ impl Qp {
         &self.cqs[1]
     }
 
-    /// Returns the shared receive queue, if the QP uses one.
-    pub fn srq(&self) -> Option<&Srq> {
-        self.srq.as_ref()
-    }
-
     /// Posts send requests in order with one doorbell (`ibv_post_send(3)`). Requests may be posted
     /// before the QP is connected; they start when it is.
     ///

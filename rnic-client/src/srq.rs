@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rnic_abi::abi::control::{ObjectRef, ReplyBody, RequestBody, SrqRequest, SrqRow};
 use rnic_abi::abi::queue::QueueKind;
-use rnic_abi::types::{PdId, SrqId};
+use rnic_abi::types::SrqId;
 
 use crate::error::{Error, PostError};
 use crate::events::Subject;
@@ -117,11 +117,6 @@ impl Srq {
         self.inner.id
     }
 
-    /// Returns the handle of the protection domain. Receives may use only regions of this domain.
-    pub fn pd(&self) -> PdId {
-        self.inner.pd.id
-    }
-
     /// Returns the maximum number of outstanding receives, a power of two.
     pub fn capacity(&self) -> u32 {
         self.inner.queue.depth()
@@ -167,7 +162,7 @@ impl fmt::Debug for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Srq")
             .field("id", &self.id())
-            .field("pd", &self.pd())
+            .field("pd", &self.inner.pd.id)
             .field("capacity", &self.capacity())
             .finish_non_exhaustive()
     }

@@ -23,7 +23,7 @@ use crate::session::unexpected;
 /// Invalidate ([`Completion::invalidated`](crate::Completion::invalidated)).
 ///
 /// A region stays registered until its window is bound elsewhere or dropped, even if its [`Mr`] is
-/// dropped. Dropping the window deallocates it and revokes the access.
+/// dropped. Dropping the window deallocates it and revokes the access (`ibv_dealloc_mw(3)`).
 ///
 /// ```no_run
 /// # use rnic_client::*;
@@ -80,15 +80,9 @@ impl MemoryWindow {
         self.kind
     }
 
-    /// Returns the STag after the last posted bind. A program that posts [`SendRequest::bind`]
-    /// itself must update it with [`set_rkey`](Self::set_rkey).
+    /// Returns the STag after the last bind that the window has posted.
     pub fn rkey(&self) -> Stag {
         self.state.lock().rkey
-    }
-
-    /// Sets the current STag, for programs that post their own binds.
-    pub fn set_rkey(&self, rkey: Stag) {
-        self.state.lock().rkey = rkey;
     }
 
     /// Returns the description for the peer after the last posted bind; `None` if the window is
@@ -134,11 +128,6 @@ impl MemoryWindow {
             }
         }
         Ok(())
-    }
-
-    /// Deallocates the window (`ibv_dealloc_mw(3)`). After this returns, it grants no access.
-    pub fn deallocate(self) {
-        drop(self);
     }
 
     fn check_kind(&self, kind: WindowKind) -> Result<(), Error> {

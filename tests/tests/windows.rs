@@ -207,7 +207,7 @@ fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
             Taking::Move => {
                 window.bind(&couple.0, 1, &Bind::new(&aside, .., REMOTE)).map(drop).unwrap();
             }
-            Taking::Dealloc => window.deallocate(),
+            Taking::Dealloc => drop(window),
         }
         if !matches!(taking, Taking::Dealloc) {
             let done = owner.completion();

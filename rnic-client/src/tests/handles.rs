@@ -71,7 +71,7 @@ fn descriptors_match_their_channels() {
     let channel = r.cq.channel();
     assert_eq!(r.cq.as_raw_fd(), channel.as_raw_fd());
     assert_eq!(r.cq.as_fd().as_raw_fd(), channel.as_fd().as_raw_fd());
-    assert_eq!(r.context.as_raw_fd(), r.context.event_fd().as_raw_fd());
+    assert_eq!(r.context.as_raw_fd(), r.context.as_fd().as_raw_fd());
     assert_ne!(r.context.as_raw_fd(), r.cq.as_raw_fd());
     let shared = r.context.create_cq(4, Some(&channel)).unwrap();
     assert_eq!(shared.channel().id(), channel.id());

@@ -161,7 +161,7 @@ fn forked_child_is_refused() {
 fn descriptors_are_closed_on_exec() {
     let r = rig();
     let channel = r.context.create_completion_channel().unwrap();
-    for fd in [r.context.event_fd(), channel.as_fd()] {
+    for fd in [r.context.as_fd(), channel.as_fd()] {
         let flags = rustix::io::fcntl_getfd(fd).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     }

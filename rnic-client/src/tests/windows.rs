@@ -102,7 +102,7 @@ fn region_ends_after_its_last_window() {
     assert_eq!(removed(&r), [""; 0]);
     let names = windows.each_ref().map(|w| format!("MW {}", w.id()));
     let [one, two] = windows;
-    one.deallocate();
+    drop(one);
     assert_eq!(removed(&r), [names[0].clone()]);
     drop(two);
     assert_eq!(removed(&r), [names[1].clone(), mr]);
