@@ -96,7 +96,7 @@ impl Qp {
             Err(error) => error,
         };
         match error {
-            ArrivalError::Placement(error) if self.responder.only_drops(&error) => {
+            ArrivalError::Placement(error) if self.core.transport.drops(&error) => {
                 Ok(self.drop_segment(segment, source.len())?)
             }
             error => Err(error),
@@ -297,9 +297,8 @@ impl Qp {
 
     // --- Placing -----------------------------------------------------------------------------
 
-    /// Refuses an RDMA Write to an RC or UC QP at its first segment, of `len` bytes, if a later
-    /// segment does not fit the region. A RoCE adapter takes the length from the first packet; over
-    /// TCP no segment carries it.
+    /// Checks the whole length of an RDMA Write at its first segment, of `len` bytes, if the
+    /// transport requires it. Over TCP no segment carries the length.
     #[inline]
     fn check_whole_write(
         &self,
@@ -312,7 +311,7 @@ impl Qp {
         let Some(total) = total.map(u64::from).filter(|total| *total > len as u64) else {
             return Ok(());
         };
-        if self.is_rc_or_uc() {
+        if self.core.transport.checks_whole_write() {
             self.core
                 .remote(stags, stag, to, total, Access::REMOTE_WRITE)
                 .map_err(|fault| Reason::Write { fault, stag, to, len: total })?;
@@ -401,7 +400,7 @@ impl Qp {
         } else {
             Reason::SinkGone { stag, to: read.to, size }
         };
-        self.requester.refuse_response(reason);
+        self.requester.refuse_response(&self.core, reason);
         Err(reason.into())
     }
 
@@ -418,7 +417,7 @@ impl Qp {
         let &OutboundRequest { sink: stag, to, size, .. } = request;
         let Ok(sink) = stags.local(self.core.principal(), stag.0, to, size, true) else {
             let reason = Reason::SinkGone { stag, to, size };
-            self.requester.refuse_response(reason);
+            self.requester.refuse_response(&self.core, reason);
             return Err(reason.into());
         };
         place(original, sink, true).map_err(|fault| {
@@ -471,7 +470,7 @@ impl Qp {
                 Ok(())
             }
             Incoming::ReadResponse { last, .. } => {
-                self.requester.response_placed(len, last)?;
+                self.requester.response_placed(len, last, &self.core)?;
                 //= RDMAP-5.5-11, RDMAP-5.5-19
                 if last {
                     self.finish_request(engine);
@@ -608,8 +607,7 @@ impl Qp {
         }
     }
 
-    /// Ends the stream for an error of this side's own memory. An RC or UC peer still learns which
-    /// of its requests failed. `receive` is as in [`Refusal`].
+    /// Ends the stream for an error of this side's own memory. `receive` is as in [`Refusal`].
     fn end_for_own_memory(
         &mut self,
         engine: &mut EngineState,
@@ -618,11 +616,7 @@ impl Qp {
         receive: Option<u32>,
         build: impl FnOnce(Fault) -> Vec<u8>,
     ) {
-        let fault = if self.is_rc_or_uc() {
-            Fault::segment(codes::DDP_LOCAL_CATASTROPHIC)
-        } else {
-            Fault::local(code)
-        };
+        let fault = self.core.transport.own_memory_fault(code);
         let payload = build(fault);
         self.refuse(engine, Refusal { code: fault.code, payload, reason, receive });
     }

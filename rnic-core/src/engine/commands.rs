@@ -220,7 +220,7 @@ impl Engine {
     pub fn unlink(&mut self, qp: QpId, why: &str, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| {
-            if qp.is_rc_or_uc() && qp.life.phase().is_linked() {
+            if qp.can_unlink() {
                 qp.unlink(engine, true, why);
             }
         });

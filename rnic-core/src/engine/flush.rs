@@ -50,8 +50,7 @@ impl Qp {
         self.responder.emit_last_wqe_reached(&self.core, self.life.phase(), engine);
         if self.life.phase() == StreamPhase::Ended
             && !self.life.is_flush_pending()
-            && !self.is_rc_or_uc()
-            && self.datagrams.is_none()
+            && self.core.transport.emits_disconnected()
         {
             self.life.emit_disconnected(&self.core, engine);
         }

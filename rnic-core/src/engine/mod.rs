@@ -6,10 +6,10 @@
 //!
 //! A QP (`qp`) has four parts: `requester` for its own requests, `responder` for incoming messages,
 //! the life of its stream (`life`, `phase`), and its `link`: TCP or another QP of this engine. A UD
-//! QP has no stream and sends datagrams (`datagram`). Segments of either link pass through
-//! `arrival`. An error is a `reason`, for which `explanation` has the text. `teardown` ends
-//! streams. All QPs share the `state`: `schedule`, `doorbells`, `deadlines`, `copies`, and the
-//! memory charged to sessions (`charge`).
+//! QP has no stream and sends datagrams (`datagram`). The differences between iWARP, RC, UC and UD
+//! are in `transport`. Segments of either link pass through `arrival`. An error is a `reason`, for
+//! which `explanation` has the text. `teardown` ends streams. All QPs share the `state`:
+//! `schedule`, `doorbells`, `deadlines`, `copies`, and the memory charged to sessions (`charge`).
 
 mod arrival;
 mod batch_teardown;
@@ -45,6 +45,7 @@ mod teardown;
 mod teardown_queue;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod turns;
 
 use std::collections::HashMap;

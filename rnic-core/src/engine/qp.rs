@@ -20,11 +20,12 @@ use super::reason::{Reason, revoked};
 use super::requester::inbound_request::AtomicError;
 use super::requester::message::{GatherFault, Message, MessageSource, Segment};
 use super::requester::{RequestError, Requester};
+use super::responder::Responder;
 use super::responder::receives::Receives;
-use super::responder::{MissingReceive, Responder};
 use super::schedule::{Key, SessionSlot};
 use super::send_queue::SendQueue;
 use super::state::EngineState;
+use super::transport::Transport;
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::stag::RemoteFault;
 use crate::device::{Cq, QpShared};
@@ -64,6 +65,18 @@ pub struct QpConfig {
     pub datagrams: Option<DatagramConfig>,
     /// State and counters, written by the worker and read by the control thread.
     pub shared: Arc<QpShared>,
+}
+
+impl QpConfig {
+    /// Returns the transport. An RC or UC QP without a peer ends like an iWARP QP.
+    fn transport(&self) -> Transport {
+        match (&self.datagrams, &self.wiring) {
+            (Some(_), _) => Transport::Ud,
+            (None, Some(_)) if self.unreliable => Transport::Uc,
+            (None, Some(_)) => Transport::Rc,
+            (None, None) => Transport::Iwarp,
+        }
+    }
 }
 
 pub(super) struct Qp {
@@ -111,6 +124,7 @@ impl Qp {
             session: config.session,
             slot,
             pd: config.pd,
+            transport: config.transport(),
             rights: config.wiring.map_or(ALL_RIGHTS, |wiring| wiring.rights),
             doorbell: config.doorbell,
             shared: config.shared,
@@ -118,14 +132,7 @@ impl Qp {
             recv_cq: config.recv_cq,
             turn: SchedulingState::default(),
         };
-        let missing = match (config.wiring, config.rnr_timeout) {
-            (Some(_), _) if config.unreliable => MissingReceive::Drops,
-            _ if config.datagrams.is_some() => MissingReceive::Drops,
-            // The peer decides how long it waits for a receive.
-            (Some(_), _) => MissingReceive::Waits { time: Duration::MAX, passes: true },
-            (None, Some(time)) => MissingReceive::Waits { time, passes: false },
-            (None, None) => MissingReceive::Ends,
-        };
+        let missing = core.transport.missing_receive(config.rnr_timeout);
         Qp {
             core,
             requester: Requester::new(config.sq, config.signal_all),
@@ -133,22 +140,26 @@ impl Qp {
             life: LifeCycle::new(),
             link,
             send_queue: SendQueue::default(),
-            rc: config.wiring.map(|wiring| Box::new(RcState::new(&wiring, config.unreliable))),
+            rc: config.wiring.map(|wiring| Box::new(RcState::new(&wiring))),
             datagrams: config.datagrams.map(|config| Box::new(Datagrams::new(config))),
         }
     }
 
-    /// Returns true for a UC or UD QP.
-    pub(super) fn is_unreliable(&self) -> bool {
-        self.datagrams.is_some() || self.rc.as_ref().is_some_and(|rc| rc.is_unreliable())
+    /// Returns the state of a RoCE QP that works, or `None` on iWARP.
+    pub(super) fn roce_state(&self) -> Option<QpState> {
+        let rc_or_uc = self.rc.as_ref().map(|rc| rc.state());
+        rc_or_uc.or(self.datagrams.as_ref().map(|datagrams| datagrams.state()))
+    }
+
+    /// Returns true if the end of the stream would not end the QP; see [`Qp::unlink`].
+    pub(super) fn can_unlink(&self) -> bool {
+        self.core.transport.outlives_stream() && self.life.phase().is_linked()
     }
 
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.life.enter(phase);
-        let rc_or_uc = self.rc.as_ref().map(|rc| rc.state());
-        let works = rc_or_uc.or(self.datagrams.as_ref().map(|of| of.state()));
         let fails = (self.send_queue == SendQueue::Failed).then_some(QpState::Sqe);
-        let state = match fails.or(works) {
+        let state = match fails.or(self.roce_state()) {
             // A RoCE QP outlives its streams and has no state for a pending Terminate.
             Some(state) if !phase.flushes() => state,
             Some(_) => QpState::Error,
@@ -223,10 +234,11 @@ impl Qp {
     /// and blames no request. Returns true if the QP has ended.
     pub(super) fn end_if_detached(&mut self, engine: &mut EngineState, fault: MemoryFault) -> bool {
         let own = fault.owner == self.core.session && fault.cause == Unreachable::Detached;
-        if own && self.is_rc_or_uc() {
+        let ends = own && self.core.transport.outlives_stream();
+        if ends {
             self.disconnect(engine, DisconnectMode::Abort);
         }
-        own && self.is_rc_or_uc()
+        ends
     }
 
     /// Handles memory of the message in progress that could not be read.
@@ -264,7 +276,7 @@ impl Qp {
             }
             (GatherFault::Local(reason), _, Some(seq)) => {
                 self.request_error(engine, RequestError::Failed { seq, reason });
-                if self.is_unreliable() && self.life.phase().is_linked() {
+                if self.core.transport.stops_send_queue() && self.life.phase().is_linked() {
                     // The peer must not take a later message for the rest of this one.
                     self.unlink(engine, false, "a request failed inside its message");
                     engine.wake(&mut self.core);
@@ -343,7 +355,7 @@ impl Qp {
     /// (RFC 5040 section 7.1 rule 1: a Terminate without headers instead of the request). On UC and
     /// UD the send queue stops instead.
     fn request_failed(&mut self, engine: &mut EngineState, seq: u64, reason: Reason) {
-        if self.is_unreliable() && !self.life.phase().flushes() {
+        if self.core.transport.stops_send_queue() && !self.life.phase().flushes() {
             return self.fail_send_queue(engine, seq, reason);
         }
         let wr_id = self.requester.wr_id(seq).unwrap_or_default();

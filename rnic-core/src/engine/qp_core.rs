@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::schedule::{Key, SessionSlot};
+use super::transport::Transport;
 use crate::device::memory::Target;
 use crate::device::stag::{Principal, RemoteFault, StagTable};
 use crate::device::{Cq, QpShared};
@@ -16,6 +17,7 @@ pub(super) struct QpCore {
     /// Slot of its session in the schedule.
     pub slot: SessionSlot,
     pub pd: PdId,
+    pub transport: Transport,
     /// Rights of its peer, further limited by each region.
     pub rights: Access,
     /// Doorbell index in the session's doorbell pages.

@@ -8,16 +8,10 @@ use super::state::EngineState;
 use rnic_abi::abi::control::Event;
 
 impl Qp {
-    /// Raises the event of an iWARP or RC responder if the stream ends because it refuses a request
-    /// of the peer. A refused Write, Read or atomic operation completes nothing on this side, so
-    /// the program would not learn of it otherwise. UC and UD drop such a request.
+    /// Raises the event of a responder if the stream ends because it refuses a request of the peer.
     pub(super) fn emit_responder_error(&self, engine: &mut EngineState, reason: Reason) {
         let Some(error) = reason.responder_error() else { return };
-        if self.is_unreliable() {
-            return;
-        }
-        // An invalid segment need not belong to a request.
-        if !self.is_rc_or_uc() && matches!(reason, Reason::Segment) {
+        if !self.core.transport.reports_refusal(reason) {
             return;
         }
         let qp = self.core.id;

@@ -117,7 +117,7 @@ impl Qp {
             // stream. A refusing QP sends no signal, because that would acknowledge the refused
             // request too.
             Ok(()) if self.is_refusing() => {}
-            Ok(()) if self.is_rc_or_uc() => self.link.signal_placed(engine),
+            Ok(()) if self.core.transport.acknowledges() => self.link.signal_placed(engine),
             Ok(()) => {}
             Err(error) => {
                 self.segment_failed(engine, error, |fault| pending.enclosure.terminate(fault));

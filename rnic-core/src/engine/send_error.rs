@@ -37,12 +37,9 @@ impl Qp {
 
     /// Begins posted requests or holds them back, as the state of the QP requires.
     pub(super) fn set_pace(&mut self) {
-        let works = self.send_queue == SendQueue::Works;
-        if let Some(rc) = &self.rc {
-            self.requester.set_pace(works && rc.begins(), rc.ord());
-        } else if let Some(datagrams) = &self.datagrams {
-            self.requester.set_pace(works && datagrams.state() == QpState::Rts, 0);
-        }
+        let Some(state) = self.roce_state() else { return };
+        let begins = self.send_queue == SendQueue::Works && state == QpState::Rts;
+        self.requester.set_pace(begins, self.rc.as_ref().map_or(0, |rc| rc.ord()));
     }
 
     /// Flushes send requests during and after SQE, at most as many as one turn allows. Called in

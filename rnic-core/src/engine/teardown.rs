@@ -18,7 +18,7 @@ use super::state::EngineState;
 use crate::rdmap::{Terminate, codes};
 use crate::stream::{Fault, terminate};
 use rnic_abi::abi::control::{DisconnectMode, DisconnectReason, Event};
-use rnic_abi::types::{CompletionStatus, TerminateCode, TerminateOrigin};
+use rnic_abi::types::{TerminateCode, TerminateOrigin};
 
 impl Qp {
     /// Ends a QP that fails through no fault of the peer.
@@ -125,22 +125,9 @@ impl Qp {
         //= RDMAP-3.2-4, RDMAP-5.4-6, 7306-6.1-6
         self.life.set_end_reason(DisconnectReason::Terminate { origin, code: t.code, headers });
         // If it blames a request of this side, that request fails and the rest is flushed.
-        let blamed = if self.is_rc_or_uc() {
-            self.blame_acknowledged(t)
-        } else {
-            self.requester.blamed(t).and_then(|request| request.seq)
-        };
+        let blamed = self.blame(t);
         let request = blamed.and_then(|seq| self.requester.wr_id(seq));
         self.life.record_peer_terminate(&self.core, engine, t, request);
-        if let Some(seq) = blamed
-            && !self.is_rc_or_uc()
-        {
-            let status = match (t.code.layer, t.code.etype) {
-                (0, 1) => CompletionStatus::RemoteAccess,
-                _ => CompletionStatus::RemoteOperation,
-            };
-            self.requester.blame(seq, status, t.code);
-        }
         self.requester.drop_message();
         if next == StreamPhase::Ended {
             self.finish(engine, false);
@@ -233,7 +220,7 @@ impl Qp {
 
     /// Handles a FIN of the peer that arrived between two FPDUs.
     pub(super) fn fin_received(&mut self, engine: &mut EngineState) {
-        if self.is_rc_or_uc() && self.life.phase().is_linked() {
+        if self.can_unlink() {
             return self.unlink(engine, false, "the peer has closed the stream");
         }
         self.complete_refusal(engine);
@@ -281,7 +268,7 @@ impl Qp {
 
     /// Handles the loss of the connection: RST, timeout, or a peer that closed inside a message.
     pub(super) fn lost(&mut self, engine: &mut EngineState, why: &str) {
-        if self.is_rc_or_uc() && self.life.phase().is_linked() {
+        if self.can_unlink() {
             return self.unlink(engine, true, why);
         }
         self.complete_refusal(engine);
@@ -351,7 +338,7 @@ impl Qp {
         self.stop_clock(engine);
         // Not inside a message, and only if something may be sent.
         let inside = self.requester.message().is_some_and(|m| m.sent > 0);
-        let in_order = self.is_rc_or_uc() && !inside;
+        let in_order = self.core.transport.outlives_stream() && !inside;
         let terminate = (!in_order && self.life.phase().sends() && !inside)
             .then(|| terminate::build(Fault::local(codes::RDMA_LOCAL_CATASTROPHIC), &[], None))
             .and_then(|payload| self.link.final_terminate(payload));

@@ -220,7 +220,7 @@ impl Qp {
             }
             //= DDP-3-9
             PeerSignal::Fin => self.fin_received(engine),
-            PeerSignal::Closed if self.is_rc_or_uc() && self.life.phase().is_linked() => {
+            PeerSignal::Closed if self.can_unlink() => {
                 self.unlink(engine, false, "the peer has closed the stream");
             }
             PeerSignal::Closed if self.is_refusing() => {

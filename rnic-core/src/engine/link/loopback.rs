@@ -111,7 +111,7 @@ impl Qp {
     pub(in crate::engine) fn blame_loopback(&mut self, payload: &[u8]) {
         let to_itself = matches!(self.link, super::Link::Direct(peer) if peer.id == self.core.id);
         if to_itself && let Ok(terminate) = Terminate::parse(payload) {
-            self.blame_acknowledged(&terminate);
+            self.blame(&terminate);
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::engine::requester::RequestError;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
+use crate::engine::transport::Transport;
 
 impl Qp {
     /// Starts or stops the clock of requests that are posted or in flight. Called after each
@@ -85,6 +86,7 @@ impl Qp {
     /// Returns the current wait and its time limit, or `None` without a wait or limit.
     fn time_left(&mut self) -> Option<(Wait, Duration)> {
         let sends = self.send_queue == SendQueue::Works;
+        let transport = self.core.transport;
         let Qp { rc: Some(rc), requester, responder, life, link, .. } = self else {
             return None;
         };
@@ -92,7 +94,7 @@ impl Qp {
             StreamPhase::Unlinked => {
                 let has_work =
                     requester.is_under_way() || sends && rc.begins() && requester.has_posted();
-                let time = if has_work { rc.retry_time() } else { None };
+                let time = if has_work { rc.retry_time(transport) } else { None };
                 time.map(|time| (Wait::Stream, time))
             }
             StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
@@ -103,7 +105,7 @@ impl Qp {
                 let silent = responder.reads()
                     && (requester.awaits_peer() || link.tcp().is_some_and(TcpLink::awaits_socket));
                 if silent {
-                    rc.answer_time().map(|time| (Wait::Answer, time))
+                    rc.answer_time(transport).map(|time| (Wait::Answer, time))
                 } else {
                     requester
                         .can_delay_ack_request()
@@ -119,7 +121,7 @@ impl Qp {
         let Some(rc) = &mut self.rc else { return };
         let Some((wait, _)) = rc.clock.take() else { return };
         match wait {
-            Wait::Stream if rc.unreliable => self.complete_posted_uc(engine),
+            Wait::Stream if !self.core.transport.acknowledges() => self.complete_posted(engine),
             Wait::Stream => {
                 let why = rc.why.clone();
                 self.fail_oldest(engine, &why);
@@ -140,7 +142,7 @@ impl Qp {
 
     /// Completes posted requests of a UC QP for which no stream was established in time. They count
     /// as sent.
-    fn complete_posted_uc(&mut self, engine: &mut EngineState) {
+    fn complete_posted(&mut self, engine: &mut EngineState) {
         for _ in 0..MAX_DROPPED {
             match self.requester.take_oldest_posted(&mut self.core, engine) {
                 Ok(true) => self.core.turn.charge(REQUEST_COST),
@@ -173,18 +175,24 @@ impl Qp {
 
 impl RcState {
     /// Returns the time limit for a stream and an acknowledgement, or `None` if unlimited.
-    fn retry_time(&self) -> Option<Duration> {
+    fn retry_time(&self, transport: Transport) -> Option<Duration> {
         // Unlike a packet, a stream takes time to set up.
         let least = if self.peer.is_none() { FIRST_STREAM } else { NEXT_STREAM };
-        if self.unreliable { Some(least) } else { self.timeout().map(|time| time.max(least)) }
+        self.time_limit(transport, least)
     }
 
     /// Returns the time for which a peer with a stream may be silent, or `None` if unlimited.
-    fn answer_time(&self) -> Option<Duration> {
-        if self.unreliable {
-            Some(MIN_ANSWER_TIME)
+    fn answer_time(&self, transport: Transport) -> Option<Duration> {
+        self.time_limit(transport, MIN_ANSWER_TIME)
+    }
+
+    /// Returns the time limit for acknowledgements, at least `least`. Without acknowledgements it
+    /// is `least`.
+    fn time_limit(&self, transport: Transport, least: Duration) -> Option<Duration> {
+        if transport.acknowledges() {
+            self.timeout().map(|time| time.max(least))
         } else {
-            self.timeout().map(|time| time.max(MIN_ANSWER_TIME))
+            Some(least)
         }
     }
 

@@ -27,8 +27,6 @@ use rnic_abi::types::{Access, Msn, QpState, Time};
 pub(super) struct RcState {
     /// Address of its peer.
     pub remote: IpAddr,
-    /// UC: no acknowledgements; messages that cannot be delivered are dropped.
-    unreliable: bool,
     /// Maximum number of the peer's requests that may await a response.
     ird: u16,
     min_rnr_timer: u8,
@@ -64,10 +62,9 @@ pub struct PeerLimits {
 }
 
 impl RcState {
-    pub(super) fn new(wiring: &Wiring, unreliable: bool) -> Self {
+    pub(super) fn new(wiring: &Wiring) -> Self {
         RcState {
             remote: wiring.remote.address(),
-            unreliable,
             ird: wiring.ird,
             min_rnr_timer: wiring.min_rnr_timer,
             sending: None,
@@ -92,13 +89,8 @@ impl RcState {
         }
     }
 
-    /// Returns true for UC.
-    pub(super) fn is_unreliable(&self) -> bool {
-        self.unreliable
-    }
-
     /// Returns true if posted requests are begun.
-    pub(super) fn begins(&self) -> bool {
+    fn begins(&self) -> bool {
         self.state() == QpState::Rts
     }
 

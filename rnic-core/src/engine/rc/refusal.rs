@@ -34,9 +34,9 @@ impl Qp {
     /// Ends the stream for a segment of the peer. An RC QP first sends the responses that it owes
     /// to requests before that segment.
     pub(in crate::engine) fn refuse(&mut self, engine: &mut EngineState, refusal: Refusal) {
-        let is_rc = self.rc.as_ref().is_some_and(|rc| !rc.unreliable);
+        let responds = self.core.transport.responds_before_refusal();
         let next = self.life.after(StreamEvent::Refusal);
-        let next = next.filter(|_| is_rc && self.requester.owes_response());
+        let next = next.filter(|_| responds && self.requester.owes_response());
         let next = next.filter(|_| is_about_request(&refusal.payload));
         let (Some(next), Some(rc)) = (next, &mut self.rc) else {
             let Refusal { code, payload, reason, receive } = refusal;

@@ -65,10 +65,11 @@ impl Qp {
         if let Some(tcp) = self.link.tcp_mut() {
             tcp.allow_immediate_sends();
         }
-        let (ird, acknowledged) = if rc.unreliable {
-            (0, None)
-        } else {
-            (rc.ird + if over_tcp { MAX_ACK_REQUESTS } else { 0 }, Some(over_tcp))
+        let acknowledged = self.core.transport.acknowledges().then_some(over_tcp);
+        let ird = match acknowledged {
+            None => 0,
+            Some(false) => rc.ird,
+            Some(true) => rc.ird + MAX_ACK_REQUESTS,
         };
         self.requester.begin_stream(ird, acknowledged);
         self.responder.begin_stream();
@@ -86,15 +87,15 @@ impl Qp {
     pub(in crate::engine) fn unlink(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
         let Some(rc) = &mut self.rc else { return };
         why.clone_into(&mut rc.why);
-        let unreliable = rc.unreliable;
+        let acknowledged = self.core.transport.acknowledges();
         // Segments that a copier writes have been received.
         self.release(engine);
-        self.requester.end_stream(unreliable);
+        self.requester.end_stream(acknowledged);
         self.life.set_deadline(&self.core, engine, None);
         self.enter(StreamPhase::Unlinked);
         self.link.close(reset, &self.core, engine);
-        if unreliable {
-            // UC requests count as sent.
+        if !acknowledged {
+            // The requests count as sent.
             self.retire(engine);
             self.flush_sends(engine);
         }
@@ -111,11 +112,6 @@ impl Qp {
         if self.life.phase() == StreamPhase::Unlinked {
             engine.report(Notification::Unlinked { qp: self.core.id });
         }
-    }
-
-    /// Returns true for an RC or UC QP.
-    pub(in crate::engine) fn is_rc_or_uc(&self) -> bool {
-        self.rc.is_some()
     }
 
     /// Sets the reason, determined by the resource manager, why there is no stream.

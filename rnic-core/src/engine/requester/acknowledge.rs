@@ -30,7 +30,6 @@ impl Requester {
     pub(in crate::engine) fn begin_stream(&mut self, ird: u16, acknowledged: Option<bool>) {
         self.ird = ird;
         self.extensions = true;
-        self.rc_or_uc = true;
         let depth = self.sq.queue().shape().capacity;
         self.acks = acknowledged.map(|over_tcp| Acknowledgements::new(over_tcp, depth));
         self.in_flight.begin_stream();
@@ -41,11 +40,11 @@ impl Requester {
         self.response_msn = Msn::FIRST;
     }
 
-    /// Ends the stream. Requests taken from the queue stay in flight. On UC those in progress are
-    /// done, because no acknowledgement would come.
-    pub(in crate::engine) fn end_stream(&mut self, unreliable: bool) {
+    /// Ends the stream. Requests taken from the queue stay in flight, or are done if they would not
+    /// be `acknowledged`.
+    pub(in crate::engine) fn end_stream(&mut self, acknowledged: bool) {
         self.drop_message();
-        if unreliable {
+        if !acknowledged {
             self.in_flight.complete_sending();
         }
         self.expect_nothing();

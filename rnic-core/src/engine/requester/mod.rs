@@ -81,8 +81,6 @@ pub(super) struct Requester {
     ord: u16,
     /// The peer supports the extensions of RFC 7306.
     extensions: bool,
-    /// RC or UC, not iWARP or UD.
-    rc_or_uc: bool,
     /// State of acknowledgements on RC. Without it, requests are done when the lower layer has
     /// accepted them.
     acks: Option<Acknowledgements>,
@@ -149,7 +147,6 @@ impl Requester {
             ird: 0,
             ord: 0,
             extensions: false,
-            rc_or_uc: false,
             acks: None,
             held_back: false,
             peer_waits: false,

@@ -51,6 +51,7 @@ impl Requester {
         &mut self,
         len: usize,
         last: bool,
+        core: &QpCore,
     ) -> Result<(), Reason> {
         let Some(read) = self.outbound.front_mut() else { return Ok(()) };
         // A peer that repeats bytes exceeds the size, possibly beyond 32 bits, and is caught at the
@@ -58,19 +59,15 @@ impl Requester {
         read.received = read.received.saturating_add(len as u64);
         if last && read.received != u64::from(read.size) {
             let reason = Reason::ResponseLength { received: read.received, size: read.size };
-            self.refuse_response(reason);
+            self.refuse_response(core, reason);
             return Err(reason);
         }
         Ok(())
     }
 
     /// Fails the oldest request, because of an invalid response.
-    pub(in crate::engine) fn refuse_response(&mut self, reason: Reason) {
-        let status = match reason {
-            // A RoCE adapter reports an invalid local key.
-            Reason::SinkGone { .. } if self.rc_or_uc => CompletionStatus::LocalProtection,
-            _ => reason.status(),
-        };
+    pub(in crate::engine) fn refuse_response(&mut self, core: &QpCore, reason: Reason) {
+        let status = core.transport.invalid_response(reason);
         if let Some(seq) = self.outbound.front().and_then(|request| request.seq) {
             self.blame(seq, status, reason.fault().code);
         }

@@ -29,8 +29,6 @@ use rnic_abi::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
 /// CQ slots reserved at a time, to take the CQ's lock less often.
 const RESERVE_BATCH: u32 = 32;
-/// Bytes of the longest message of an RC or UC QP. `ibv_query_port` reports it (`max_msg_sz`).
-const MAX_MESSAGE: u32 = 1 << 30;
 /// Bytes of payload that fit the smallest segment.
 const MIN_SEGMENT_PAYLOAD: u32 = MIN_MULPDU as u32 - count(UntaggedHeader::LEN);
 
@@ -241,9 +239,7 @@ impl Requester {
         let begun = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
             Some(_) if !plain => Err(Reason::UnsupportedFlags(h.flags.into())),
-            Some(opcode) if self.rc_or_uc && self.acks.is_none() && opcode.needs_reliability() => {
-                Err(Reason::Unreliable)
-            }
+            Some(opcode) if !core.transport.carries(opcode) => Err(Reason::Unreliable),
             //= 7306-4.1-1
             Some(opcode) if opcode.is_extension() && !self.extensions => Err(Reason::NoExtensions),
             Some(opcode) => self.begin_message(opcode, entry, seq, core, life, engine),
@@ -287,7 +283,7 @@ impl Requester {
                 let invalidates = opcode == SendOpcode::SendInvalidate;
                 //= RDMAP-5.3-12
                 let (opcode, invalidate) = match opcode {
-                    SendOpcode::SendImmediate if !self.rc_or_uc => {
+                    SendOpcode::SendImmediate if !core.transport.has_roce_requests() => {
                         return Err(Reason::NoImmediateSends);
                     }
                     SendOpcode::SendImmediate if solicited => {
@@ -318,10 +314,9 @@ impl Requester {
             }
             SendOpcode::LocalInvalidate => {
                 let stag = Stag(h.inv_rkey);
-                // As in the kernel's `rxe_invalidate_mr`, RC and UC QPs invalidate only
-                // fast-registered regions and windows of type 2. An iWARP QP invalidates any region
-                // of its domain.
-                if self.rc_or_uc && engine.stags.is_ordinary_region(core.principal(), stag) {
+                if core.transport.restricts_stags()
+                    && engine.stags.is_ordinary_region(core.principal(), stag)
+                {
                     return Err(Reason::NotOwned { fault: LocalFault::OrdinaryRegion, stag });
                 }
                 self.invalidate_locally(stag, seq, core, engine)?;
@@ -346,10 +341,11 @@ impl Requester {
         let h = &entry.header;
         let sges = self.elements.as_slice();
         let scatters = sges.len() > 1;
-        if scatters && (!self.rc_or_uc || invalidate) || h.inline_len != 0 {
+        let may_scatter = core.transport.has_roce_requests() && !invalidate;
+        if scatters && !may_scatter || h.inline_len != 0 {
             return Err(Reason::ReadSink { elements: sges.len() });
         }
-        let length = self.message_length(sges)?;
+        let length = message_length(core, sges)?;
         let mut sink = sges.first().copied().unwrap_or_default();
         if scatters {
             sink = Sge { addr: 0, length, ..sink };
@@ -472,16 +468,6 @@ impl Requester {
         Ok(Some(Message { head, source, total, sent: 0, seq: None }))
     }
 
-    /// Returns the length of a message with these SGEs, at most [`MAX_MESSAGE`] on RC and UC.
-    #[inline(always)]
-    fn message_length(&self, list: &[Sge]) -> Result<u32, Reason> {
-        let len = total_length(list).ok_or(Reason::MessageLength)?;
-        if self.rc_or_uc && len > MAX_MESSAGE {
-            return Err(Reason::MessageTooLong { len, most: MAX_MESSAGE });
-        }
-        Ok(len)
-    }
-
     /// Returns the payload and length of a Send or Write.
     #[inline(always)]
     pub(super) fn payload(
@@ -500,7 +486,7 @@ impl Requester {
             return Ok((source, len));
         }
         let list = self.elements.as_slice();
-        let total = self.message_length(list)?;
+        let total = message_length(core, list)?;
         if total > MIN_SEGMENT_PAYLOAD {
             // The whole payload is checked before any of it is sent. A single segment is checked
             // when it is gathered.
@@ -515,4 +501,12 @@ impl Requester {
         };
         Ok((source, total))
     }
+}
+
+/// Returns the length of a message with these SGEs.
+#[inline(always)]
+fn message_length(core: &QpCore, list: &[Sge]) -> Result<u32, Reason> {
+    let len = total_length(list).ok_or(Reason::MessageLength)?;
+    let most = core.transport.max_message();
+    if len > most { Err(Reason::MessageTooLong { len, most }) } else { Ok(len) }
 }

@@ -52,10 +52,9 @@ impl Requester {
         let WindowParams { address, length, lkey, access } = WindowParams::from_params(h.params);
         let request = BindRequest { window, new, address, length, lkey, access };
         let refused = |fault| Reason::Bind { fault, window, address, length };
-        // RC and UC refuse zero-based regions, as the kernel's `rxe_check_bind_mw` does. No RFC
-        // forbids them on iWARP. A zero-length bind unbinds, whatever region it refers to.
+        // A zero-length bind unbinds, whatever region it refers to.
         let region = engine.stags.get(Stag(lkey)).filter(|e| e.session == core.session);
-        if self.rc_or_uc
+        if core.transport.restricts_stags()
             && length > 0
             && region.is_some_and(|e| e.access.contains(Access::ZERO_BASED))
         {

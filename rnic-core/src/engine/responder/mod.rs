@@ -15,8 +15,6 @@ mod send;
 mod uc_drop;
 mod waiting;
 
-use std::time::Duration;
-
 use long_run::LongRun;
 use placement::PendingPlacement;
 use receives::{Receives, Receiving};
@@ -24,19 +22,8 @@ use rnr_backlog::RnrBacklog;
 pub(super) use rnr_backlog::passes as is_about_own_requests;
 use rnr_wait::WaitingSend;
 
+use super::transport::MissingReceive;
 use crate::device::Srq;
-
-/// Handling of a Send that finds no receive.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum MissingReceive {
-    /// The stream ends.
-    Ends,
-    /// The Send waits for a receive for at most `time`. If `passes`, ULPDUs that concern the other
-    /// direction pass it.
-    Waits { time: Duration, passes: bool },
-    /// The Send is dropped, and the stream continues.
-    Drops,
-}
 
 /// Messages in progress that were dropped in part, so that the rest is dropped too.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::Responder;
 use super::placement::{Placed, ScatterFault, scatter};
 use super::receives::{Receives, Receiving, emit_notices};
-use super::{MissingReceive, Responder};
 use crate::device::memory::{Payload, Unreachable};
 use crate::device::srq::{TakeMode, TakeOutcome};
 use crate::device::stag::StagTable;
@@ -17,6 +17,7 @@ use crate::engine::phase::StreamPhase;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::state::EngineState;
+use crate::engine::transport::MissingReceive;
 use crate::rdmap::codes;
 use crate::stream::inbound::send_fits;
 use rnic_abi::abi::control::Event;

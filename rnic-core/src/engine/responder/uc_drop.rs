@@ -1,10 +1,8 @@
-//! Messages that a UC QP drops, because they find no receive, do not fit it, or address memory that
-//! the peer may not write (IBTA specification, volume 1, section 9.9.3, faults of class D). Neither
-//! end is notified, and later messages are carried out.
+//! Messages that a UC QP drops because of an error that
+//! [drops them](crate::engine::transport::Transport::drops).
 
-use super::{MissingReceive, Responder};
+use super::Responder;
 use crate::engine::incoming::Incoming;
-use crate::engine::reason::{PlacementError, Reason};
 
 impl Responder {
     /// Returns true if a segment is dropped because earlier segments of its message were.
@@ -16,22 +14,6 @@ impl Responder {
             Incoming::Write { .. } => self.writing && self.dropping.write,
             _ => false,
         }
-    }
-
-    /// Returns true if an error of a segment only drops its message.
-    pub(in crate::engine) fn only_drops(&self, error: &PlacementError) -> bool {
-        let loses = matches!(self.missing, MissingReceive::Drops);
-        loses
-            && matches!(
-                error,
-                PlacementError::Fault(
-                    _,
-                    Reason::NoReceive { .. }
-                        | Reason::TooLong { .. }
-                        | Reason::Write { .. }
-                        | Reason::StagChanged { .. }
-                )
-            )
     }
 
     /// Drops a segment, and with it the rest of its message. Returns true if it was the last one.

@@ -26,11 +26,11 @@
 //! copy is still awaited after the end of the stream, because the copier writes to memory of a
 //! receive that would be flushed.
 
+use super::Responder;
 use super::placement::PendingPlacement;
 use super::receives::{Receives, emit_notices};
 use super::rnr_backlog;
 use super::rnr_wait::{WaitingSegment, WaitingSend};
-use super::{MissingReceive, Responder};
 use crate::device::srq::{TakeMode, Waiter};
 use crate::engine::deadlines::Due;
 use crate::engine::incoming::{Incoming, Origin};
@@ -38,6 +38,7 @@ use crate::engine::interface::Output;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::state::{EngineState, PeerSignal};
+use crate::engine::transport::MissingReceive;
 use rnic_abi::shm::queue::ReceiveEntry;
 use rnic_abi::types::Msn;
 

@@ -276,8 +276,8 @@ impl Qp {
         };
         let (segment, payload) = match arrival {
             Arrival::Write { stag, to, payload, last, stag_changed } => {
-                if let Some(notice) = Notice::find(stag, to, payload).filter(|_| self.is_rc_or_uc())
-                {
+                let notice = Notice::find(stag, to, payload);
+                if let Some(notice) = notice.filter(|_| self.core.transport.has_notices()) {
                     return self.notice_arrived(engine, notice);
                 }
                 (Incoming::Write { stag, to: to.0, last, stag_changed, total: None }, payload)
@@ -318,8 +318,8 @@ impl Qp {
             self.note_communication(engine);
         }
         self.wire_segment_arrived(engine, segment, payload, origin);
-        if is_rtr && self.is_rc_or_uc() {
-            // The peer's requester does not count the RTR among its Writes.
+        if is_rtr && self.core.transport.has_notices() {
+            // The peer's requester does not count the RTR among its Writes, which notices number.
             self.responder.begin_stream();
         }
     }
@@ -348,7 +348,7 @@ impl Qp {
             self.fin_received(engine);
             return;
         }
-        if self.is_rc_or_uc() && (self.life.phase().is_linked() || self.is_refusing()) {
+        if self.can_unlink() || self.is_refusing() {
             return self.lost(engine, "the peer closed inside a message");
         }
         // Inside an FPDU the connection is lost, but the outgoing direction still works.
