@@ -399,26 +399,6 @@ mod tests {
     }
 
     #[test]
-    fn sessions_share_turns() {
-        let mut s = Schedule::default();
-        let one = s.join(UserId(1));
-        let two = s.join(UserId(1));
-        for key in 0..10 {
-            s.push(one, key);
-        }
-        s.push(two, 100);
-        let mut order = Vec::new();
-        for _ in 0..6 {
-            let key = s.pop().unwrap();
-            order.push(key);
-            let slot = if key == 100 { two } else { one };
-            s.charge(slot, QUANTUM);
-            s.push(slot, key);
-        }
-        assert_eq!(order, [0, 100, 1, 100, 2, 100]);
-    }
-
-    #[test]
     fn users_share_turns() {
         // Cost of a turn of the user with one session, and of the user with twenty.
         for (one, many) in [

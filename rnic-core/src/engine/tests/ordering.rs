@@ -41,31 +41,6 @@ fn at_most_ord_reads_complete_in_order() {
 }
 
 #[test]
-fn many_reads_and_a_send_over_both_paths() {
-    for wiring in Wiring::both() {
-        for ord in [1, 2] {
-            let mut w = World::pair(wiring.with(|o| o.ord = ord));
-            let sink = w.any_mr(A, 100);
-            let source = w.any_mr(B, 100);
-            let bytes = source.pattern(4);
-            w.recv(B, 50, &[]);
-            let mut batch: Vec<Wr> = (0..10)
-                .map(|n| {
-                    Wr::read(n, sink.sge(n as usize * 10..n as usize * 10 + 10), &source, n * 10)
-                })
-                .collect();
-            batch.push(Wr::send(10, &[]));
-            w.post(A, &batch);
-            let mut expected: Vec<_> = (0..10).map(|n| format!("{n} RdmaRead 10")).collect();
-            expected.push("10 Send".into());
-            assert_eq!(w.completions(A), expected, "{wiring:?}");
-            assert_eq!(w.completions(B), ["50 Receive"]);
-            assert_eq!(sink.bytes(), bytes);
-        }
-    }
-}
-
-#[test]
 fn a_fence_waits_for_reads_only() {
     let (mut w, mut raw) = World::raw();
     let sink = w.any_mr(A, 10);

@@ -8,31 +8,11 @@ use super::requests::Wr;
 use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
-use rnic_abi::types::{Access, QpState, Stag};
+use rnic_abi::types::{QpState, Stag};
 
 /// Returns the header of a segment of the first Send.
 fn part(raw: &Raw, mo: u32, last: bool) -> Header {
     raw.untagged(Opcode::Send, qn::SEND, 1, mo, last)
-}
-
-//= DDP-4.1-1
-//= DDP-4.1-2
-#[test]
-fn the_t_bit_selects_the_buffer_model() {
-    let (mut w, mut raw) = World::raw();
-    let region = w.any_mr(A, 8);
-    let buffer = w.mr(A, 8, Access::LOCAL_WRITE);
-    w.recv(A, 7, &[buffer.all()]);
-    // These bytes hold the STag in the other kind of header.
-    let Header::Untagged(mut header) = part(&raw, 0, true) else { unreachable!() };
-    header.inv_stag = region.stag;
-    raw.segment(&mut w, Header::Untagged(header), b"untagged");
-    assert_eq!((&region.bytes()[..], &buffer.bytes()[..]), (&[0; 8][..], &b"untagged"[..]));
-    assert_eq!(w.completions(A), ["7 Receive 8"]);
-    w.recv(A, 8, &[buffer.all()]);
-    raw.write(&mut w, region.stag, region.iova, b" tagged ");
-    assert_eq!((&region.bytes()[..], &buffer.bytes()[..]), (&b" tagged "[..], &b"untagged"[..]));
-    assert_eq!(w.completions(A), [""; 0], "a receive is not consumed");
 }
 
 //= DDP-4.1-7

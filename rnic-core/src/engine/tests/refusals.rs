@@ -77,50 +77,6 @@ fn segments_before_a_failed_one_are_placed() {
     assert_eq!(&to.bytes(), b"12345\0\0\0\0\0");
 }
 
-//= RDMAP-3.2-8
-//= DDP-7.1-11
-//= DDP-7.1-12
-#[test]
-fn writes_to_foreign_regions() {
-    let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
-    for (what, code) in [
-        ("unknown", "1/1/00"),
-        ("read-only", "1/1/00"),
-        ("revoked", "1/1/00"),
-        ("another domain's", "1/1/02"),
-        ("another stream's", "1/1/02"),
-        ("changed inside the message", "1/1/00"),
-    ] {
-        let (mut w, mut raw) = World::raw();
-        let stranger_app = w.app(0);
-        let cq = w.cq(stranger_app, 16);
-        let stranger = w.qp(stranger_app, cq, cq, Default::default());
-        let own_cq = w.cq(0, 16);
-        let sibling = w.qp(0, own_cq, own_cq, Default::default());
-        let mine = w.mr(A, 10, Access::REMOTE_WRITE);
-        let to = match what {
-            "read-only" => w.mr(A, 10, all),
-            "another domain's" => w.mr(stranger, 10, Access::REMOTE_WRITE),
-            "another stream's" => w.own_mr(sibling, 10, Access::REMOTE_WRITE),
-            _ => w.mr(A, 10, Access::REMOTE_WRITE),
-        };
-        let mut stag = to.stag;
-        match what {
-            "unknown" => stag.0 ^= 0x0F0F_0F00,
-            "revoked" => w.revoke(A, stag),
-            "changed inside the message" => {
-                let header = raw.tagged(Opcode::Write, mine.stag, mine.iova, false);
-                raw.segment(&mut w, header, b"x");
-            }
-            _ => {}
-        }
-        raw.write(&mut w, stag, to.iova, b"evil");
-        let header = raw.tagged(Opcode::Write, stag, to.iova, true);
-        assert_eq!(raw.expect_terminate(&mut w), (code.to_owned(), enclosed(&header, 4)), "{what}");
-        assert_eq!(to.bytes(), [0; 10], "{what}");
-    }
-}
-
 //= DDP-5.2-10
 //= DDP-5.2-11
 #[test]
@@ -131,50 +87,6 @@ fn a_zero_length_write_is_not_checked() {
     }
     assert_eq!(w.state(A), QpState::Rts);
     assert_eq!(w.completions(A), [""; 0]);
-}
-
-//= RDMAP-5.2.1-13
-//= RDMAP-7.2-7
-//= RDMAP-7.2-8
-//= RDMAP-7.2-9
-//= RDMAP-7.2-10
-//= RDMAP-7.2-11
-#[test]
-fn refused_reads_return_both_headers() {
-    for (what, code) in [
-        ("unknown", "0/1/00"),
-        ("revoked", "0/1/00"),
-        ("below", "0/1/01"),
-        ("above", "0/1/01"),
-        ("not for reading", "0/1/02"),
-        ("another domain's", "0/1/03"),
-        ("wrapping", "0/1/04"),
-    ] {
-        let (mut w, mut raw) = World::raw();
-        let stranger_app = w.app(0);
-        let cq = w.cq(stranger_app, 16);
-        let stranger = w.qp(stranger_app, cq, cq, Default::default());
-        let from = match what {
-            "not for reading" => w.mr(A, 100, Access::REMOTE_WRITE | Access::LOCAL_WRITE),
-            "another domain's" => w.mr(stranger, 100, Access::REMOTE_READ),
-            _ => w.mr(A, 100, Access::REMOTE_READ),
-        };
-        let mut request = read_of(&from, 0, 100);
-        match what {
-            "unknown" => request.src_stag.0 ^= 0x0F0F_0F00,
-            "revoked" => w.revoke(A, from.stag),
-            "below" => request = read_of(&from, u64::MAX, 100),
-            "above" => request = read_of(&from, 1, 100),
-            "wrapping" => request.src_to.0 = u64::MAX - 99,
-            _ => {}
-        }
-        raw.read(&mut w, 1, &request);
-        let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
-        let mut expected = enclosed(&header, 28);
-        assert_eq!(expected[..2], [0, 46]);
-        expected.extend(request.emit());
-        assert_eq!(raw.expect_terminate(&mut w), (code.to_owned(), expected), "{what}");
-    }
 }
 
 //= RDMAP-5.2.1-14
@@ -216,33 +128,6 @@ fn a_response_may_wrap_at_2_to_the_64() {
         assert_eq!(h.last, got.len() == 400);
     }
     assert_eq!(got, bytes);
-}
-
-//= RDMAP-5.2.1-2
-#[test]
-fn more_reads_than_ird() {
-    let (mut w, mut raw) = World::raw();
-    let from = w.mr(A, 100, Access::REMOTE_READ);
-    // The socket accepts nothing, so no read completes before the next request arrives.
-    w.links[0].pipes[0].window = 0;
-    // Four requests are allowed in addition to one whose response is being sent.
-    for msn in 1..=4 {
-        raw.read(&mut w, msn, &read_of(&from, 0, 100));
-        assert_eq!(w.state(A), QpState::Rts);
-    }
-    let mut msn = 5;
-    while w.state(A) == QpState::Rts && msn < 20 {
-        raw.read(&mut w, msn, &read_of(&from, 0, 100));
-        msn += 1;
-    }
-    w.links[0].pipes[0].window = 1 << 20;
-    w.settle();
-    let segments = raw.segments(&mut w);
-    let terminate = segments.last().unwrap();
-    assert_eq!(terminate.opcode(), Opcode::Terminate);
-    let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, msn - 1, 0, true);
-    let expected = [&[0x12, 2, 0xC0, 0][..], &enclosed(&header, 28)].concat();
-    assert_eq!(terminate.payload, expected, "1/2/02 with M and D");
 }
 
 //= RDMAP-5.3-4
@@ -396,39 +281,6 @@ fn unrequested_responses() {
     assert_eq!(raw.expect_terminate(&mut w).0, "0/2/06");
 }
 
-//= MPA-3-6
-#[test]
-fn segments_too_short_for_their_header() {
-    for len in [0, 1, 13, 17] {
-        let (mut w, mut raw) = World::raw();
-        let mut bytes = vec![0; len];
-        if let Some(first) = bytes.first_mut() {
-            *first = if len == 13 { 0xC1 } else { 0x41 };
-        }
-        raw.ulpdu(&mut w, &bytes);
-        let expected = ("0/2/ff".to_owned(), (len as u16).to_be_bytes().to_vec());
-        let (code, headers) = raw.expect_terminate(&mut w);
-        assert_eq!((code.to_lowercase(), headers), expected, "{len}");
-    }
-}
-
-//= RDMAP-7.2-6
-#[test]
-fn message_numbers_are_counted_per_queue() {
-    let (mut w, mut raw) = World::raw();
-    for n in 0..3 {
-        w.recv(A, n, &[]);
-    }
-    raw.send(&mut w, 1, b"");
-    raw.read(&mut w, 1, &ReadRequest::parse(&[0; 28]));
-    raw.send(&mut w, 2, b"");
-    assert_eq!(raw.segments(&mut w).len(), 1);
-    raw.send(&mut w, 4, b"");
-    let header = raw.untagged(Opcode::Send, qn::SEND, 4, 0, true);
-    assert_eq!(raw.expect_terminate(&mut w), ("1/2/03".to_owned(), enclosed(&header, 0)));
-    assert_eq!(w.completions(A), ["0 Receive", "1 Receive", "2 Receive WrFlush"]);
-}
-
 //= RDMAP-6.2.1-1
 //= DDP-3-6
 //= MPA-6-1
@@ -487,19 +339,6 @@ fn markers_are_checked_after_the_crc() {
             assert!(!raw.reset && !raw.is_closed(&w));
         }
     }
-}
-
-#[test]
-fn read_requests_in_parts() {
-    let (mut w, mut raw) = World::raw();
-    let from = w.mr(A, 100, Access::REMOTE_READ);
-    let bytes = from.pattern(1);
-    let request = read_of(&from, 0, 100).emit();
-    let header = |raw: &Raw, mo, last| raw.untagged(Opcode::ReadRequest, 1, 1, mo, last);
-    raw.segment(&mut w, header(&raw, 0, false), &request[..10]);
-    assert_eq!(raw.segments(&mut w), []);
-    raw.segment(&mut w, header(&raw, 10, true), &request[10..]);
-    assert_eq!(raw.segments(&mut w)[0].payload, bytes);
 }
 
 //= RDMAP-5.3-13

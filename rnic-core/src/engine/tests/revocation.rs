@@ -2,11 +2,10 @@
 
 use super::raw::ulpdu;
 use super::requests::Wr;
-use super::world::{A, B, QpShape, Wiring, World};
-use crate::ddp::Header;
+use super::world::{A, B, Wiring, World};
 use crate::engine::state::Peer;
 use crate::rdmap::{Opcode, ReadRequest};
-use rnic_abi::types::{Access, QpState, Stag, TaggedOffset};
+use rnic_abi::types::{Access, Stag, TaggedOffset};
 
 //= RDMAP-4.8-12
 #[test]
@@ -189,28 +188,6 @@ fn local_invalidate_waits_for_every_worker() {
 }
 
 #[test]
-fn read_with_invalidate_leaves_a_dead_sink() {
-    for wiring in Wiring::both() {
-        let mut w = World::connected(wiring);
-        let own = w.own_mr(A, 10, Access::LOCAL_WRITE | Access::REMOTE_READ);
-        let shared = w.any_mr(A, 10);
-        let from = w.any_mr(B, 10);
-        let bytes = from.pattern(1);
-        w.post(
-            A,
-            &[
-                Wr::read_invalidate(1, own.all(), &from, 0),
-                Wr::read_invalidate(2, shared.all(), &from, 0),
-            ],
-        );
-        assert_eq!(w.completions(A), ["1 RdmaRead 10", "2 RdmaRead 10"], "{wiring:?}");
-        assert_eq!([own.bytes(), shared.bytes()], [bytes.clone(), bytes]);
-        w.post(B, &[Wr::read(3, from.all(), &shared, 0)]);
-        assert_eq!(w.completions(B), ["3 RdmaRead RemoteAccess 0/1/00"]);
-    }
-}
-
-#[test]
 fn invalidations_that_overlap_are_all_answered() {
     // A read with invalidate completes while a local invalidate waits for its reply.
     let (mut w, mut raw) = World::raw();
@@ -232,65 +209,4 @@ fn invalidations_that_overlap_are_all_answered() {
     w.settle();
     assert_eq!(w.completions(A), ["1 RdmaRead 1", "2 LocalInvalidate"]);
     assert_eq!(w.engines[0].state.stags.len(), 1);
-}
-
-#[test]
-fn an_stag_of_one_qp_serves_no_other() {
-    let mut w = World::new(&[1]);
-    let a = w.app(0);
-    let b = w.app(0);
-    let cq_a = w.cq(a, 64);
-    let cq_b = w.cq(b, 64);
-    for _ in 0..2 {
-        w.qp(a, cq_a, cq_a, QpShape::default());
-        w.qp(b, cq_b, cq_b, QpShape::default());
-    }
-    w.connect(0, 1, Wiring::direct());
-    w.connect(2, 3, Wiring::direct());
-    w.settle();
-    let own = w.own_mr(1, 10, Access::all());
-    let to = w.any_mr(0, 10);
-    // By the right stream. As a local key of the wrong QP. By the wrong stream.
-    w.post(0, &[Wr::write(1, &[], &own, 0).inline(b"x")]);
-    assert_eq!(w.completions(0), ["1 RdmaWrite"]);
-    w.post(3, &[Wr::write(2, &[own.all()], &to, 0)]);
-    assert_eq!(w.completions(3), ["2 RdmaWrite LocalProtection"]);
-    assert_eq!(w.state(2), QpState::Error);
-    let mut w2 = World::new(&[1]);
-    let a = w2.app(0);
-    let b = w2.app(0);
-    let cq_a = w2.cq(a, 64);
-    let cq_b = w2.cq(b, 64);
-    for _ in 0..2 {
-        w2.qp(a, cq_a, cq_a, QpShape::default());
-        w2.qp(b, cq_b, cq_b, QpShape::default());
-    }
-    w2.connect(0, 1, Wiring::direct());
-    w2.connect(2, 3, Wiring::direct());
-    w2.settle();
-    w2.events(0);
-    let own = w2.own_mr(1, 10, Access::all());
-    w2.post(2, &[Wr::write(1, &[], &own, 0).inline(b"x")]);
-    assert!(w2.events(2)[0].starts_with("terminated by peer 1/1/02"));
-    assert_eq!(own.bytes(), [0; 10]);
-}
-
-#[test]
-fn a_header_that_failed_is_a_tagged_one() {
-    // The Terminate about a Write encloses 14 bytes, over either path.
-    for wiring in Wiring::both() {
-        let mut w = World::connected(wiring);
-        let to = w.mr(B, 10, Access::REMOTE_READ);
-        w.post(A, &[Wr::write(1, &[], &to, 3).inline(b"abc")]);
-        let header = Header::Tagged(crate::ddp::TaggedHeader {
-            last: true,
-            dv: 1,
-            rsvd_ulp: 0x40,
-            stag: to.stag,
-            to: TaggedOffset(to.iova + 3),
-        });
-        let bytes = ulpdu(&header, &[]);
-        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-        assert_eq!(w.events(A), [format!("terminated by peer 1/1/00 0011{hex}")], "{wiring:?}");
-    }
 }

@@ -161,6 +161,11 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     }),
     ((1, 1, 0), "a Write to an unknown STag", |w, raw| write(w, raw, |_, h| h.0.0 ^= 0xFF00)),
     ((1, 1, 0), "a Write to a revoked STag", |w, raw| write(w, raw, |w, h| w.revoke(A, h.0))),
+    ((1, 1, 0), "a Write whose STag changes", |w, raw| {
+        let other = w.mr(A, 8, Access::REMOTE_WRITE);
+        raw.segment(w, raw.tagged(Opcode::Write, other.stag, other.iova, false), b"x");
+        write(w, raw, |_, _| ())
+    }),
     ((1, 1, 0), "a Write to a read-only region", |w, raw| {
         write(w, raw, |w, h| h.0 = w.mr(A, 8, Access::REMOTE_READ | Access::LOCAL_WRITE).stag)
     }),
@@ -328,6 +333,13 @@ const NEVER: &[(Code, &str)] = &[
 //= 7306-6.3-7
 //= 7306-8.1-2
 //= 7306-8.2-5
+//= RDMAP-4.8-4
+//= RDMAP-4.8-5
+//= RDMAP-4.8-7
+//= RDMAP-4.8-9
+//= RDMAP-4.8-14
+//= RDMAP-5.2.1-13
+//= RDMAP-5.2.1-2
 #[test]
 fn every_terminate_code_of_the_table() {
     let mut carried_out = BTreeSet::new();

@@ -1,7 +1,6 @@
 //! Memory windows: the access that they give, its end, and invalid requests.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::rc::linked;
 use super::requests::{Mr, Wr};
@@ -21,7 +20,7 @@ fn region(w: &mut World, qp: usize) -> Mr {
 }
 
 /// Returns a bind to a range of a region, with the next key.
-fn to(window: &Window, region: &Mr, range: Range<u64>, access: Access) -> BindRequest {
+pub(super) fn to(window: &Window, region: &Mr, range: Range<u64>, access: Access) -> BindRequest {
     let (present, _) = window.view();
     BindRequest {
         window: present,
@@ -71,46 +70,6 @@ fn two_pairs() -> World {
         w.events(qp);
     }
     w
-}
-
-#[test]
-fn a_window_opens_exactly_its_range() {
-    for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| BOTH.map(|k| (w, k))) {
-        let fresh = || {
-            let mut w = World::connected(wiring);
-            let region = region(&mut w, B);
-            let window = w.window(B, kind);
-            let open = bound(&mut w, B, &window, &region, 10..30);
-            (w, region, open)
-        };
-        let (mut w, region, open) = fresh();
-        let sink = w.any_mr(A, 20);
-        w.post(
-            A,
-            &[
-                Wr::write(1, &[], &open, 0).inline(b"<"),
-                Wr::write(2, &[], &open, 19).inline(b">"),
-                Wr::read(3, sink.all(), &open, 0),
-            ],
-        );
-        assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20"]);
-        let mut expected = vec![0; 100];
-        expected[10] = b'<';
-        expected[29] = b'>';
-        assert_eq!(region.bytes(), expected, "{wiring:?} {kind:?}");
-        assert_eq!(sink.bytes(), expected[10..30]);
-        for (at, len) in [(u64::MAX, 1), (20, 1), (19, 2), (0, 21)] {
-            let (mut w, region, open) = fresh();
-            w.post(A, &[Wr::write(1, &[], &open, at).inline(&vec![7; len])]);
-            let events = w.events(A);
-            assert!(events[0].starts_with("terminated by peer 1/1/01"), "{at} {len}: {events:?}");
-            assert_eq!(region.bytes(), [0; 100]);
-            let (mut w, _, open) = fresh();
-            let sink = w.any_mr(A, 100);
-            w.post(A, &[Wr::read(1, sink.sge(0..len), &open, at)]);
-            assert_eq!(w.completions(A), ["1 RdmaRead RemoteAccess 0/1/01"], "{at} {len}");
-        }
-    }
 }
 
 #[test]
@@ -331,106 +290,6 @@ fn a_roce_qp_binds_no_zero_based_region() {
 }
 
 #[test]
-fn an_unbound_window_opens_nothing() {
-    for (kind, unbind) in [(Type1, false), (Type1, true), (Type2, false), (Type2, true)] {
-        let mut w = World::connected(Wiring::tcp());
-        let region = region(&mut w, B);
-        let window = w.window(B, kind);
-        let mut open = Mr { stag: window.view().0, ..region.clone() };
-        if unbind {
-            open = bound(&mut w, B, &window, &region, 0..10);
-            let wr = match kind {
-                Type1 => Wr::bind(1, &to_nothing(&window, &region)),
-                Type2 => Wr::local_invalidate(1, open.stag),
-            };
-            w.post(B, &[wr]);
-            assert_eq!(w.completions(B).len(), 1);
-            assert_eq!(window.view().1, None);
-            assert_eq!(w.dereg(B, &region), Ok(()));
-        }
-        w.post(A, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
-        assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"), "{kind:?} {unbind}");
-        assert_eq!(region.bytes(), [0; 100]);
-    }
-}
-
-#[test]
-fn rebinding_type_1_revokes_the_old_key() {
-    for wiring in Wiring::both() {
-        for old_key in [false, true] {
-            let mut w = World::connected(wiring);
-            let first = region(&mut w, B);
-            let second = region(&mut w, B);
-            let window = w.window(B, Type1);
-            let old = bound(&mut w, B, &window, &first, 0..10);
-            let new = bound(&mut w, B, &window, &second, 20..40);
-            assert_eq!(new.stag.0 & 0xFF, (old.stag.0 + 1) & 0xFF);
-            assert_eq!(w.dereg(B, &first), Ok(()), "nothing is bound to it any more");
-            assert_eq!(w.dereg(B, &second), Err(1));
-            w.post(A, &[Wr::write(1, &[], &new, 19).inline(b"x")]);
-            assert_eq!(second.bytes()[39], b'x');
-            if old_key {
-                w.post(A, &[Wr::write(2, &[], &old, 0).inline(b"x")]);
-                assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"), "{wiring:?}");
-                assert_eq!(first.bytes(), [0; 100]);
-            }
-        }
-    }
-}
-
-#[test]
-fn type_1_serves_its_domain_on_every_worker() {
-    let mut w = two_pairs();
-    let region = region(&mut w, 0);
-    let window = w.window(0, Type1);
-    let open = bound(&mut w, 0, &window, &region, 0..10);
-    for (qp, at) in [(1, 0), (3, 1)] {
-        w.post(qp, &[Wr::write(1, &[], &open, at).inline(b"x")]);
-        assert_eq!(w.completions(qp), ["1 RdmaWrite"]);
-    }
-    assert_eq!(region.bytes()[..3], *b"xx\0");
-    // Any QP of the domain may unbind it.
-    w.post(2, &[Wr::bind(2, &to_nothing(&window, &region))]);
-    assert_eq!(w.completions(2), ["2 BindMw"]);
-    w.post(1, &[Wr::write(3, &[], &open, 0).inline(b"y")]);
-    assert!(w.events(1)[0].starts_with("terminated by peer 1/1/00"));
-    assert_eq!(region.bytes()[0], b'x');
-}
-
-#[test]
-fn type_2_serves_only_its_qp() {
-    let mut w = two_pairs();
-    let region = region(&mut w, 0);
-    let window = w.window(0, Type2);
-    let open = bound(&mut w, 0, &window, &region, 0..10);
-    w.post(1, &[Wr::write(1, &[], &open, 0).inline(b"x")]);
-    assert_eq!(w.completions(1), ["1 RdmaWrite"]);
-    w.post(3, &[Wr::write(2, &[], &open, 0).inline(b"y")]);
-    let events = w.events(3);
-    // Another worker does not have the window.
-    assert!(events[0].starts_with("terminated by peer 1/1/00"), "{events:?}");
-    assert_eq!(region.bytes()[0], b'x');
-    // On the same worker, it is not associated with this stream.
-    let mut w = World::new(&[1]);
-    let a = w.app(0);
-    let b = w.app(0);
-    let cq_a = w.cq(a, 64);
-    let cq_b = w.cq(b, 64);
-    for pair in 0..2 {
-        w.qp(a, cq_a, cq_a, QpShape::default());
-        w.qp(b, cq_b, cq_b, QpShape::default());
-        w.connect(2 * pair, 2 * pair + 1, Wiring::direct());
-    }
-    w.settle();
-    w.events(1);
-    let region = self::region(&mut w, 0);
-    let window = w.window(0, Type2);
-    let open = bound(&mut w, 0, &window, &region, 0..10);
-    w.post(3, &[Wr::write(2, &[], &open, 0).inline(b"y")]);
-    assert!(w.events(3)[0].starts_with("terminated by peer 1/1/02"));
-}
-
-#[test]
 fn rebinding_type_2_needs_invalidation() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
@@ -548,26 +407,6 @@ fn a_window_removed_during_its_bind() {
 }
 
 #[test]
-fn a_region_with_windows_cannot_be_removed() {
-    let mut w = two_pairs();
-    let region = region(&mut w, 0);
-    let windows: Vec<Arc<Window>> = [Type1, Type2].map(|kind| w.window(0, kind)).into();
-    for window in &windows {
-        bound(&mut w, 0, window, &region, 0..10);
-    }
-    assert_eq!(w.dereg(0, &region), Err(2));
-    w.remove_window(0, &windows[0]);
-    assert_eq!(w.dereg(0, &region), Err(1));
-    // Invalidation does not remove it either.
-    w.post(2, &[Wr::local_invalidate(1, region.stag)]);
-    assert_eq!(w.completions(2), ["1 LocalInvalidate LocalProtection"]);
-    w.remove_window(0, &windows[1]);
-    w.post(0, &[Wr::local_invalidate(2, region.stag)]);
-    assert_eq!(w.completions(0), ["2 LocalInvalidate"]);
-    assert_eq!(w.dereg(0, &region), Ok(()), "an invalidated region can be deregistered");
-}
-
-#[test]
 fn a_peer_invalidates_only_windows_of_its_stream() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
@@ -614,37 +453,6 @@ fn a_peer_invalidates_only_windows_of_its_stream() {
             assert!(w.events(B)[0].starts_with(&format!("terminated {code}")), "{what}");
         }
     }
-}
-
-#[test]
-fn a_region_of_one_qp_takes_windows_of_that_qp() {
-    let mut w = two_pairs();
-    let access = Access::LOCAL_WRITE | Access::MW_BIND;
-    let own = w.own_mr(0, 100, access);
-    let window = w.window(0, Type2);
-    let bind = to(&window, &own, 0..10, REMOTE);
-    w.post(2, &[Wr::bind(1, &bind)]);
-    assert_eq!(w.completions(2), ["1 BindMw MwBind"]);
-    let open = bound(&mut w, 0, &window, &own, 0..10);
-    w.post(1, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
-    assert_eq!(own.bytes()[0], b'x');
-}
-
-#[test]
-fn local_invalidate_is_for_windows_of_type_2() {
-    let mut w = two_pairs();
-    let region = region(&mut w, 0);
-    let one = w.window(0, Type1);
-    let two = w.window(0, Type2);
-    let open = bound(&mut w, 0, &one, &region, 0..10);
-    let own = bound(&mut w, 0, &two, &region, 0..10);
-    // Not by another QP, and not for type 1.
-    w.post(2, &[Wr::local_invalidate(1, own.stag)]);
-    assert_eq!(w.completions(2), ["1 LocalInvalidate LocalProtection"]);
-    assert!(two.view().1.is_some());
-    w.post(0, &[Wr::local_invalidate(2, open.stag)]);
-    assert_eq!(w.completions(0), ["2 LocalInvalidate LocalProtection"]);
-    assert!(one.view().1.is_some());
 }
 
 /// As in the kernel (`rxe_invalidate_mr`). For iWARP, RFC 5040 leaves it to the program.

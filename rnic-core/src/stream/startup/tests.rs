@@ -71,27 +71,6 @@ fn enhanced(kind: FrameKind, enhanced: Enhanced) -> Vec<u8> {
 const PLAIN: Enhanced = Enhanced { peer_to_peer: false, rtr: RtrKinds::empty(), ird: 4, ord: 4 };
 
 #[test]
-fn frames_byte_by_byte() {
-    let mut initiator = Initiator::new(&OPTIONS, b"hello").expect("short");
-    let mut responder = Responder::new(&OPTIONS);
-    let request = initiator.request().to_vec();
-    let (last, earlier) = request.split_last().expect("not empty");
-    for byte in earlier {
-        assert_eq!(responder.handle_input(&[*byte]), Ok(ResponderStep::NeedMore));
-    }
-    match responder.handle_input(&[*last]) {
-        Ok(ResponderStep::Request(request)) => assert_eq!(request.private_data, b"hello"),
-        other => panic!("{other:?}"),
-    }
-    let (reply, _) = responder.accept(None, None, 64, 64, b"welcome").expect("undecided");
-    let (last, earlier) = reply.split_last().expect("not empty");
-    for byte in earlier {
-        assert_eq!(initiator.handle_input(&[*byte]), Ok(InitiatorStep::NeedMore));
-    }
-    assert_eq!(accepted(&mut initiator, &[*last]).private_data, b"welcome");
-}
-
-#[test]
 fn pd_length_513_is_refused_by_header() {
     let header = frame(REQUEST, "40010201");
     assert_eq!(header.len(), HEADER_LEN);
@@ -142,14 +121,6 @@ fn too_long_reply_data_keep_the_request() {
     assert!(responder.accept(None, None, 64, 64, &[0; 513]).is_err());
     assert!(responder.reject(&[0; 513]).is_err());
     assert!(responder.accept(None, None, 64, 64, &[0; 512]).is_ok());
-}
-
-//= MPA-7.1.2-8
-#[test]
-fn two_initiators_detect_each_other() {
-    let mut one = Initiator::new(&OPTIONS, &[]).expect("short");
-    let two = Initiator::new(&OPTIONS, &[]).expect("short");
-    assert_eq!(one.handle_input(two.request()), Err(FrameError::WrongKind.into()));
 }
 
 #[test]
@@ -335,14 +306,6 @@ fn explicit_ird_is_not_raised() {
 }
 
 #[test]
-fn responder_ird_and_ord_are_limited() {
-    let request = enhanced(FrameKind::Request, Enhanced { ird: 200, ord: 200, ..PLAIN });
-    let (mut responder, _) = responder_with(&OPTIONS, &request);
-    let (_, n) = responder.accept(None, Some(150), 32, 24, &[]).expect("undecided");
-    assert_eq!((n.ird, n.ord), (32, 24));
-}
-
-#[test]
 fn revision_1_uses_local_ird_and_ord() {
     let (a, p) = connect(&REVISION_1, &OPTIONS);
     assert_eq!((a.ird, a.ord, p.ird, p.ord), (16, 8, 16, 8));
@@ -482,26 +445,6 @@ fn reply_without_enhanced_data() {
     let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
     let error = initiator.handle_input(&frame(REPLY, "50020004 00040004"));
     assert_eq!(error, Err(FrameError::Revision(2).into()));
-}
-
-#[test]
-fn recorded_siw_frames() {
-    // Recorded frames: siw as Initiator with peer-to-peer, and siw's own Reply to this Request.
-    let request = frame(REQUEST, "10020004 8004c004");
-    let reply = frame(REPLY, "10020014 80048004 000056355d8ec00038d3c40000010000");
-    let (mut responder, asked) = responder_with(&Options { crc: false, ..OPTIONS }, &request);
-    assert!(asked.peer_to_peer);
-    assert_eq!((asked.peer_ird, asked.peer_ord, asked.revision), (Some(4), Some(4), 2));
-    let (ours, n) = responder.accept(None, None, 64, 64, &[]).expect("undecided");
-    assert_eq!(ours, frame(REPLY, "10020004 c010c004"));
-    assert!(!n.crc);
-
-    let options = Options { crc: false, ird: 4, ord: 4, ..OPTIONS };
-    let mut initiator = Initiator::new(&options, &[]).expect("short");
-    assert_eq!(initiator.request(), frame(REQUEST, "10020004 c004c004"));
-    let n = accepted(&mut initiator, &reply);
-    assert_eq!((n.role, n.ird, n.ord), (Role::Initiator { rtr: Some(Rtr::Write) }, 4, 4));
-    assert_eq!(n.private_data.len(), 16);
 }
 
 #[test]

@@ -236,7 +236,6 @@ mod tests {
     use super::*;
 
     const MINE: SessionId = SessionId(1);
-    const THEIRS: SessionId = SessionId(2);
 
     fn owner(key: Key, session: SessionId) -> Owner {
         Owner { key, session }
@@ -311,57 +310,5 @@ mod tests {
         }
         assert!(b.is_unused());
         assert_eq!(b.free.len(), POOL);
-    }
-
-    #[test]
-    fn oldest_incomplete_fpdu_gives_way() {
-        let mut b = buffers(1024, 512);
-        let mut d = Deadlines::default();
-        let mut p: Vec<_> = (0..5).map(|_| Partial::default()).collect();
-        assert_eq!(b.append(&mut p[0], owner(0, THEIRS), &[0; 256], Time(0), &mut d), None);
-        assert_eq!(b.append(&mut p[1], owner(1, MINE), &[0; 256], Time(0), &mut d), None);
-        assert_eq!(b.append(&mut p[2], owner(2, MINE), &[0; 256], Time(0), &mut d), None);
-        let excess =
-            b.append(&mut p[3], owner(3, MINE), &[0; 1], Time(0), &mut d).expect("above 512");
-        assert_eq!(excess.victim, 1);
-        assert!(
-            excess.why.starts_with("limits.session_partial_bytes is exceeded"),
-            "{}",
-            excess.why
-        );
-        // Stream 1 has not ended yet, and is not returned again.
-        let excess =
-            b.append(&mut p[4], owner(4, THEIRS), &[0; 1], Time(0), &mut d).expect("above 1024");
-        assert_eq!(excess.victim, 2);
-        assert!(excess.why.starts_with("limits.partial_bytes is exceeded"), "{}", excess.why);
-        for (key, session) in [(0, THEIRS), (1, MINE), (2, MINE), (3, MINE), (4, THEIRS)] {
-            b.give(&mut p[key as usize], owner(key, session), &mut d);
-        }
-        assert!(b.charges.is_unused());
-    }
-
-    #[test]
-    fn pause_inside_an_fpdu_is_a_stall() {
-        let second = 1_000_000_000;
-        let mut b = buffers(1024, 512);
-        let mut d = Deadlines::default();
-        let mut p = Partial::default();
-        b.append(&mut p, owner(7, MINE), &[0; 2], Time(0), &mut d);
-        assert_eq!((d.next(), d.pop_due(Time(second - 1))), (Some(Time(second)), None));
-        // Another byte in time postpones the stall.
-        b.append(&mut p, owner(7, MINE), &[0; 2], Time(second / 2), &mut d);
-        assert_eq!(d.pop_due(Time(second)), Some(Due::Stall(7)));
-        assert_eq!(b.stalled(&mut p, 7, Time(second), &mut d), None);
-        assert_eq!(d.next(), Some(Time(second * 3 / 2)));
-        // One check serves this FPDU and the next.
-        b.take(&mut p, MINE);
-        b.append(&mut p, owner(7, MINE), &[0; 2], Time(second * 5 / 4), &mut d);
-        assert_eq!(d.pop_due(Time(second * 3 / 2)), Some(Due::Stall(7)));
-        assert_eq!(b.stalled(&mut p, 7, Time(second * 3 / 2), &mut d), None);
-        assert_eq!(d.pop_due(Time(second * 9 / 4)), Some(Due::Stall(7)));
-        assert_eq!(
-            b.stalled(&mut p, 7, Time(second * 9 / 4), &mut d),
-            Some(Duration::from_secs(1))
-        );
     }
 }
