@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use rnic_abi::abi::queue::{SendFlags, SendHeader};
+use rnic_core::engine::EngineCommand;
 use rnic_core::stream::startup::Role;
 use rnic_abi::types::{QpState, Stag};
 use rnic_fuzz::{IOVA, Input, QP_BELL, Receiving, SRQ_BELL, World, negotiated, stag};
@@ -52,7 +53,8 @@ fuzz_target!(|data: &[u8]| {
             _ => {
                 while w.clients[2].cq.poll().is_some() && input.u8() != 0 {}
                 let _ = w.clients[2].cq.release();
-                w.engine.revoke_stag(Stag(stag(2).0 + u32::from(input.u8()) % 8));
+                let stag = Stag(stag(2).0 + u32::from(input.u8()) % 8);
+                w.command(EngineCommand::RevokeStag(stag));
             }
         }
     }

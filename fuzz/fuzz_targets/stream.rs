@@ -7,6 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use rnic_abi::abi::control::DisconnectMode;
 use rnic_abi::abi::queue::Sge;
 use rnic_core::ddp::{Header, TaggedHeader, UntaggedHeader};
+use rnic_core::engine::EngineCommand;
 use rnic_core::mpa::Framer;
 use rnic_core::mpa::startup::RtrKinds;
 use rnic_core::stream::startup::Role;
@@ -67,15 +68,18 @@ fuzz_target!(|data: &[u8]| {
                 w.settle();
             }
             _ => match input.u8() % 7 {
-                0 => w.engine.revoke_stag(Stag(stag(0).0 + u32::from(input.u8()) % 3)),
-                1 => w.engine.disconnect(qp, DisconnectMode::Orderly, w.now),
+                0 => {
+                    let stag = Stag(stag(0).0 + u32::from(input.u8()) % 3);
+                    w.command(EngineCommand::RevokeStag(stag));
+                }
+                1 => w.command(EngineCommand::Disconnect(qp, DisconnectMode::Orderly)),
                 2 => {
                     w.engine.receive(qp, w.now, |_| Ok(0));
                 }
                 3 => w.transmit(qp, usize::from(input.u8())),
                 4 => {
                     let mode = DisconnectMode::OrderlyWithin { ms: input.u8().into() };
-                    w.engine.disconnect(qp, mode, w.now);
+                    w.command(EngineCommand::Disconnect(qp, mode));
                 }
                 5 => w.engine.handle_peer_closing(qp, w.now),
                 _ => w.engine.handle_writable(qp),
@@ -85,7 +89,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(unread + reserved <= 16);
     }
     // Whatever the input, the QP must reach Error within its deadlines.
-    w.engine.disconnect(qp, DisconnectMode::Orderly, w.now);
+    w.command(EngineCommand::Disconnect(qp, DisconnectMode::Orderly));
     for _ in 0..4 {
         while w.clients[0].cq.poll().is_some() {}
         if w.clients[0].cq.release() != 0 {

@@ -8,10 +8,10 @@ use std::time::Duration;
 use rnic_abi::abi::queue::{
     PAGE, QueueKind, QueueShape, SendHeader, SendOpcode, Sge, WindowParams,
 };
-use rnic_core::device::{Cq, Memory, QpShared, Srq, StagEntry, StagKind, Window};
+use rnic_core::device::{Cq, Memory, QpShared, Srq, StagChange, StagEntry, StagKind, Window};
 use rnic_core::engine::{
-    ConnectedEnd, Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives,
-    Work,
+    Broadcast, ConnectedEnd, Engine, EngineCommand, EngineOptions, MulpduPolicy, Notification,
+    Output, QpConfig, Receives, Work,
 };
 use rnic_abi::shm::Mapping;
 use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
@@ -134,7 +134,8 @@ impl World {
 
     pub fn attach_tcp(&mut self, n: usize, negotiated: Negotiated) {
         let config = self.clients[n].config.take().expect("bound once");
-        self.engine.attach_tcp(config, negotiated, addresses(), self.now);
+        let end = ConnectedEnd { config, negotiated, addresses: addresses() };
+        self.engine.attach_tcp(end, self.now);
         self.settle();
     }
 
@@ -149,8 +150,12 @@ impl World {
         };
         let active = end(self, a, Role::Initiator { rtr: None });
         let passive = end(self, b, Role::Responder { await_rtr: None });
-        self.engine.attach_direct(active, passive, self.now);
+        self.command(EngineCommand::AttachDirect(Box::new([active, passive])));
         self.settle();
+    }
+
+    pub fn command(&mut self, command: EngineCommand) {
+        self.engine.handle_command(command, self.now);
     }
 
     /// Runs the engine until it is idle, for a bounded number of turns.
@@ -186,10 +191,10 @@ impl World {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Close { .. } => self.closed = true,
-                Output::Notification(Notification::ChangeStags { qp, change }) => {
-                    self.engine.change_stags(&change);
+                Output::Broadcast(Broadcast::ChangeStags { qp, change }) => {
+                    self.command(EngineCommand::ChangeStags(StagChange::clone(&change)));
                     change.settle();
-                    self.engine.handle_stags_changed(qp, self.now);
+                    self.command(EngineCommand::StagsChanged(qp));
                 }
                 Output::Notification(Notification::Misbehaved { session, .. }) => {
                     self.engine.detach_session(session, self.now);
@@ -277,7 +282,7 @@ impl Client {
             (1, Scope::Qp(qp), Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ),
             (2, Scope::Pd, Access::LOCAL_WRITE),
         ] {
-            engine.install_stag(StagEntry {
+            let region = EngineCommand::InstallStag(StagEntry {
                 stag: Stag(stag(n).0 + k),
                 kind: StagKind::region(),
                 mr: MrId(n),
@@ -289,11 +294,13 @@ impl Client {
                 length: REGION as u64,
                 memory: Memory::Shared { mapping: memory.clone(), offset: 0 },
             });
+            engine.handle_command(region, now);
         }
         for (k, kind) in [(1, WindowKind::Type1), (2, WindowKind::Type2)] {
             let first = Stag(stag(n).0 | k << WINDOWS);
             let id = MwId(n * 2 + k);
-            engine.add_window(Arc::new(Window::new(id, session, pd, kind, first)));
+            let window = Arc::new(Window::new(id, session, pd, kind, first));
+            engine.handle_command(EngineCommand::AddWindow(window), now);
         }
         let shared = Arc::new(QpShared::default());
         let config = QpConfig {

@@ -23,7 +23,8 @@ use rnic_abi::types::{
 };
 use rnic_core::device::{Cq, Memory, QpShared, StagEntry, StagKind};
 use rnic_core::engine::{
-    ConnectedEnd, Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Receives, Work,
+    ConnectedEnd, Engine, EngineCommand, EngineOptions, MulpduPolicy, Output, QpConfig, Receive,
+    Receives, Work,
 };
 use rnic_core::stream::startup::{Negotiated, Role};
 
@@ -82,10 +83,13 @@ impl Pair {
         let active = end(config_a, Role::Initiator { rtr: None });
         let passive = end(config_b, Role::Responder { await_rtr: None });
         match path {
-            Path::Direct => engines[0].attach_direct(active, passive, now),
+            Path::Direct => {
+                let command = EngineCommand::AttachDirect(Box::new([active, passive]));
+                engines[0].handle_command(command, now);
+            }
             Path::Tcp { .. } => {
-                engines[0].attach_tcp(active.config, active.negotiated, active.addresses, now);
-                engines[1].attach_tcp(passive.config, passive.negotiated, passive.addresses, now);
+                engines[0].attach_tcp(active, now);
+                engines[1].attach_tcp(passive, now);
             }
         }
         Pair { ends: [a, b], engines, under_way: Default::default(), emss, now }
@@ -264,7 +268,7 @@ impl End {
         let scanner = DoorbellScanner::new(arena.clone(), 0).expect("it has such a page");
         // The same user runs both programs.
         engines[engine].attach_session(session, UserId(1), scanner, now);
-        engines[engine].install_stag(StagEntry {
+        let region = EngineCommand::InstallStag(StagEntry {
             stag,
             kind: StagKind::region(),
             mr: MrId(n),
@@ -276,6 +280,7 @@ impl End {
             length: REGION as u64,
             memory: Memory::Shared { mapping: memory.clone(), offset: 0 },
         });
+        engines[engine].handle_command(region, now);
         // After the header and one doorbell page.
         let mut next = 2 * PAGE;
         let mut queue = |kind, shape: QueueShape, bell| {

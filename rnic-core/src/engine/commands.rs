@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
 use super::datagram::{DatagramPort, DatagramRules};
-use super::interface::{EngineOptions, Notification};
+use super::interface::{EngineOptions, Freed, Notification};
 use super::link::Link;
 use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
@@ -20,6 +20,56 @@ use rnic_abi::abi::control::{DisconnectMode, QpChange};
 use rnic_abi::shm::doorbell::DoorbellScanner;
 use rnic_abi::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 
+/// A command that the engine carries out by itself.
+pub enum EngineCommand {
+    /// Adds a region to the STag table: its STag and lkey resolve from now on.
+    InstallStag(StagEntry),
+    /// Removes a region. From now on, no byte of it is read or written.
+    RevokeStag(Stag),
+    /// Adds a window to the STag table, so that QPs can bind it.
+    AddWindow(Arc<Window>),
+    /// Removes a window. From now on, no access uses it.
+    RemoveWindow(Arc<Window>),
+    /// Carries out a change that a QP of this or another worker requested.
+    ChangeStags(StagChange),
+    /// Continues a QP after every worker has carried out the change that it requested. A QP has at
+    /// most one such request under way.
+    StagsChanged(QpId),
+    /// Wakes the QPs of this worker that wait for CQ slots or for receives of an SRQ.
+    Wake(Freed),
+    /// Takes over two QPs that are connected to each other by the direct path, the active end
+    /// first.
+    AttachDirect(Box<[ConnectedEnd; 2]>),
+    /// Takes over a QP in Error that was never connected, and flushes it.
+    AttachInError(Box<QpConfig>),
+    /// Takes over an RC, UC or UD QP in RTR. An RC or UC QP waits for its stream. All UD QPs of a
+    /// device belong to one engine. Once carried out, a UD QP receives the datagrams sent to it.
+    AttachRoce(Box<QpConfig>),
+    /// Replaces the device's port table of a UD QP.
+    SetDatagramPort(QpId, Arc<DatagramPort>),
+    /// Replaces the administrator's rules of a UD QP.
+    SetDatagramRules(QpId, Box<dyn DatagramRules>),
+    /// Links two RC or UC QPs of this engine (or one QP to itself) by the direct path, each with
+    /// the limits of its peer. If one of them has ended by now, reports the other as
+    /// [`Notification::Unlinked`] again.
+    LinkDirect([(QpId, PeerLimits); 2]),
+    /// Changes the state or attributes of an RC, UC or UD QP.
+    Change(QpId, QpChange),
+    /// Sets the reason why an RC or UC QP has no stream, for its error texts.
+    SetUnlinkedReason(QpId, String),
+    /// Ends the stream of an RC or UC QP, for this reason. The QP stays and may get another stream.
+    Unlink(QpId, String),
+    /// Ends a connection gracefully or immediately. [`DisconnectMode::Abort`] moves the QP to Error
+    /// and flushes everything posted: once carried out, only jobs of a copier access memory for it.
+    Disconnect(QpId, DisconnectMode),
+    /// Ends a QP's connection at an administrator's request: with a Terminate where the stream
+    /// allows one, otherwise with a reset. The QP stays in Error, and everything posted is flushed.
+    AdminDisconnect(QpId),
+    /// Replaces the deadlines, limits and the policy for FPDU sizes. Running deadlines do not
+    /// change. The worker's number and the shared log of diagnoses stay.
+    SetOptions(EngineOptions),
+}
+
 /// One end of a connection whose start-up is complete.
 pub struct ConnectedEnd {
     /// The QP at this end.
@@ -31,6 +81,58 @@ pub struct ConnectedEnd {
 }
 
 impl Engine {
+    /// Carries out a command.
+    pub fn handle_command(&mut self, command: EngineCommand, now: Time) {
+        self.state.now = now;
+        match command {
+            EngineCommand::InstallStag(entry) => self.state.stags.install(entry),
+            EngineCommand::RevokeStag(stag) => {
+                self.state.stags.revoke(stag);
+            }
+            EngineCommand::AddWindow(window) => self.state.stags.add_window(window),
+            EngineCommand::RemoveWindow(window) => self.state.stags.remove_window(&window),
+            EngineCommand::ChangeStags(change) => self.state.stags.change(&change),
+            EngineCommand::StagsChanged(qp) => self.stags_changed(qp),
+            EngineCommand::Wake(freed) => {
+                self.state.wake_waiting(&freed);
+                self.deliver_pending();
+            }
+            EngineCommand::AttachDirect(ends) => self.attach_direct(*ends),
+            EngineCommand::AttachInError(config) => self.attach_in_error(config),
+            EngineCommand::AttachRoce(config) => self.attach_roce(config),
+            EngineCommand::SetDatagramPort(qp, port) => {
+                self.with(qp, |qp, _| qp.set_datagram_port(port));
+            }
+            EngineCommand::SetDatagramRules(qp, rules) => {
+                self.with(qp, |qp, _| qp.set_datagram_rules(rules));
+            }
+            EngineCommand::LinkDirect(ends) => self.link_direct(ends),
+            EngineCommand::Change(qp, change) => {
+                self.with(qp, |qp, engine| match qp.datagrams {
+                    Some(_) => qp.change_datagrams(engine, &change),
+                    None => qp.change(engine, &change),
+                });
+            }
+            EngineCommand::SetUnlinkedReason(qp, why) => {
+                self.with(qp, |qp, _| qp.set_unlinked_reason(why));
+            }
+            EngineCommand::Unlink(qp, why) => {
+                self.with(qp, |qp, engine| {
+                    if qp.can_unlink() {
+                        qp.unlink(engine, true, &why);
+                    }
+                });
+            }
+            EngineCommand::Disconnect(qp, mode) => {
+                self.with(qp, |qp, engine| qp.disconnect(engine, mode));
+            }
+            EngineCommand::AdminDisconnect(qp) => {
+                self.with(qp, |qp, engine| qp.admin_disconnect(engine));
+            }
+            EngineCommand::SetOptions(options) => self.set_options(options),
+        }
+    }
+
     /// Starts to serve a session's doorbells. Its QPs share the turns of `user` with QPs of the
     /// user's other sessions.
     pub fn attach_session(
@@ -44,40 +146,10 @@ impl Engine {
         self.state.doorbells.attach(session, user, slot, scanner, now);
     }
 
-    /// Adds a region to the STag table of this worker: its STag and lkey resolve from now on.
-    pub fn install_stag(&mut self, entry: StagEntry) {
-        self.state.stags.install(entry);
-    }
-
-    /// Removes a region. After this returns, no byte of it is read or written.
-    pub fn revoke_stag(&mut self, stag: Stag) {
-        self.state.stags.revoke(stag);
-    }
-
-    /// Adds a window to the STag table, so that QPs can bind it.
-    pub fn add_window(&mut self, window: Arc<Window>) {
-        self.state.stags.add_window(window);
-    }
-
-    /// Removes a window. After this returns, no access uses it.
-    pub fn remove_window(&mut self, window: &Window) {
-        self.state.stags.remove_window(window);
-    }
-
-    /// Carries out a change that a QP of this or another worker requested.
-    pub fn change_stags(&mut self, change: &StagChange) {
-        self.state.stags.change(change);
-    }
-
     /// Takes over a QP with its TCP connection, which has completed MPA start-up.
-    pub fn attach_tcp(
-        &mut self,
-        config: Box<QpConfig>,
-        negotiated: Negotiated,
-        addresses: AddressPair,
-        now: Time,
-    ) {
+    pub fn attach_tcp(&mut self, end: ConnectedEnd, now: Time) {
         self.state.now = now;
+        let ConnectedEnd { config, negotiated, addresses } = end;
         let id = config.qp;
         let link = Box::new(TcpLink::new(&negotiated));
         self.insert(*config, Link::Tcp(link));
@@ -103,12 +175,10 @@ impl Engine {
         });
     }
 
-    /// Takes over two QPs that are connected to each other by the direct path.
-    pub fn attach_direct(&mut self, active: ConnectedEnd, passive: ConnectedEnd, now: Time) {
-        self.state.now = now;
-        let ids = [active.config.qp, passive.config.qp];
+    fn attach_direct(&mut self, connected: [ConnectedEnd; 2]) {
+        let ids = connected.each_ref().map(|end| end.config.qp);
         let mut ends = Vec::with_capacity(2);
-        for ConnectedEnd { config, negotiated, addresses } in [active, passive] {
+        for ConnectedEnd { config, negotiated, addresses } in connected {
             let key = self.insert(*config, Link::None);
             ends.push((key, negotiated, addresses));
         }
@@ -131,9 +201,7 @@ impl Engine {
         }
     }
 
-    /// Takes over a QP in Error that was never connected, and flushes it.
-    pub fn attach_in_error(&mut self, config: Box<QpConfig>, now: Time) {
-        self.state.now = now;
+    fn attach_in_error(&mut self, config: Box<QpConfig>) {
         let id = config.qp;
         self.insert(*config, Link::None);
         self.with(id, |qp, engine| {
@@ -143,10 +211,7 @@ impl Engine {
         });
     }
 
-    /// Takes over an RC, UC or UD QP in RTR. An RC or UC QP waits for its stream. All UD QPs of a
-    /// device belong to one engine.
-    pub fn attach_roce(&mut self, config: Box<QpConfig>, now: Time) {
-        self.state.now = now;
+    fn attach_roce(&mut self, config: Box<QpConfig>) {
         let id = config.qp;
         let (link, phase) = match config.datagrams {
             Some(_) => (Link::Datagrams, StreamPhase::Open),
@@ -160,35 +225,7 @@ impl Engine {
         });
     }
 
-    /// Replaces the administrator's rules of a UD QP.
-    pub fn set_datagram_rules(&mut self, qp: QpId, rules: Box<dyn DatagramRules>) {
-        self.with(qp, |qp, _| qp.set_datagram_rules(rules));
-    }
-
-    /// Replaces the device's port table of a UD QP.
-    pub fn set_datagram_port(&mut self, qp: QpId, port: &Arc<DatagramPort>) {
-        self.with(qp, |qp, _| qp.set_datagram_port(port.clone()));
-    }
-
-    /// Changes the state or attributes of an RC, UC or UD QP.
-    pub fn change_qp(&mut self, qp: QpId, change: &QpChange, now: Time) {
-        self.state.now = now;
-        self.with(qp, |qp, engine| match qp.datagrams {
-            Some(_) => qp.change_datagrams(engine, change),
-            None => qp.change(engine, change),
-        });
-    }
-
-    /// Sets the reason why an RC or UC QP has no stream, for its error texts.
-    pub fn set_unlinked_reason(&mut self, qp: QpId, why: String) {
-        self.with(qp, |qp, _| qp.set_unlinked_reason(why));
-    }
-
-    /// Links two RC or UC QPs of this engine (or one QP to itself) by the direct path, each with
-    /// the limits of its peer. If one of them has ended by now, reports the other as
-    /// [`Notification::Unlinked`] again.
-    pub fn link_direct(&mut self, ends: [(QpId, PeerLimits); 2], now: Time) {
-        self.state.now = now;
+    fn link_direct(&mut self, ends: [(QpId, PeerLimits); 2]) {
         let peer = |(id, _): &(QpId, PeerLimits)| {
             let key = *self.by_id.get(id)?;
             let qp = self.qps.get(key as usize)?.as_ref()?;
@@ -216,16 +253,6 @@ impl Engine {
         self.with(qp, |qp, _| qp.life.phase() == StreamPhase::Unlinked).unwrap_or(false)
     }
 
-    /// Ends the stream of an RC or UC QP. The QP stays and may get another stream.
-    pub fn unlink(&mut self, qp: QpId, why: &str, now: Time) {
-        self.state.now = now;
-        self.with(qp, |qp, engine| {
-            if qp.can_unlink() {
-                qp.unlink(engine, true, why);
-            }
-        });
-    }
-
     /// Gives an RC or UC QP that [has no stream](Self::is_unlinked) a TCP connection that has
     /// completed start-up.
     pub fn link_tcp(&mut self, qp: QpId, negotiated: Negotiated, peer: PeerLimits, now: Time) {
@@ -246,27 +273,16 @@ impl Engine {
         });
     }
 
-    /// Ends a connection gracefully or immediately.
-    pub fn disconnect(&mut self, qp: QpId, mode: DisconnectMode, now: Time) {
-        self.state.now = now;
-        self.with(qp, |qp, engine| qp.disconnect(engine, mode));
+    fn stags_changed(&mut self, qp: QpId) {
+        let user = self.state.changes.finish(qp);
+        self.with(qp, |qp, engine| qp.stags_changed(engine));
+        // Other QPs of the user may have waited. A QP that no longer needs a change is skipped.
+        while let Some(next) = user.and_then(|user| self.state.changes.next(user)) {
+            self.with(next, |qp, engine| qp.requester.request_delayed_change(&qp.core, engine));
+        }
     }
 
-    /// Moves a QP to Error: aborts its connection and flushes everything posted.
-    pub fn to_error(&mut self, qp: QpId, now: Time) {
-        self.disconnect(qp, DisconnectMode::Abort, now);
-    }
-
-    /// Ends a QP's connection at an administrator's request: with a Terminate where the stream
-    /// allows one, otherwise with a reset. The QP stays in Error, and everything posted is flushed.
-    pub fn admin_disconnect(&mut self, qp: QpId, now: Time) {
-        self.state.now = now;
-        self.with(qp, |qp, engine| qp.admin_disconnect(engine));
-    }
-
-    /// Replaces the deadlines, limits and the policy for FPDU sizes. Running deadlines do not
-    /// change. The worker's number and the shared log of diagnoses stay.
-    pub fn set_options(&mut self, options: EngineOptions) {
+    fn set_options(&mut self, options: EngineOptions) {
         let state = &mut self.state;
         let worker = state.options.worker;
         let diagnoses = state.options.diagnoses.clone();

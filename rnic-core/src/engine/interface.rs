@@ -94,42 +94,47 @@ pub enum Output {
     },
     /// Pass this to the resource manager.
     Notification(Notification),
+    /// Pass this to the engines of the daemon's workers.
+    Broadcast(Broadcast),
 }
 
-/// Notifications and requests of an engine for the resource manager.
+/// Requests of an engine to the engines of all workers.
 #[derive(Debug)]
-pub enum Notification {
-    /// Change the STag table of every worker by
-    /// [`Engine::change_stags`](super::Engine::change_stags), wait for the copies that are then
-    /// pending in the change's [copier](StagChange::copier), settle the change, then call
-    /// [`Engine::handle_stags_changed`](super::Engine::handle_stags_changed).
+pub enum Broadcast {
+    /// Send [`ChangeStags`](super::EngineCommand::ChangeStags) to every worker, wait for the copies
+    /// that are then pending in the change's [copier](StagChange::copier), settle the change, then
+    /// send [`StagsChanged`](super::EngineCommand::StagsChanged) to this worker.
     ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
         /// STags revoked, installed and rebound, the same on every worker.
         change: Box<StagChange>,
     },
+    /// Send [`Wake`](super::EngineCommand::Wake) to these workers, which have QPs that wait.
+    Freed {
+        /// What has been freed, although no client rings a doorbell for it.
+        freed: Freed,
+        /// Bit `n` for worker `n`.
+        workers: u64,
+    },
+}
+
+/// Entries of a queue for which QPs wait.
+#[derive(Clone, Debug)]
+pub enum Freed {
+    /// Free slots of a CQ.
+    Slots(Arc<Cq>),
+    /// Receives of an SRQ.
+    Receives(Arc<Srq>),
+}
+
+/// Notifications of an engine for the resource manager.
+#[derive(Debug)]
+pub enum Notification {
     /// A CQ died: QPs that use it on other workers must go to Error. This engine ends its own.
     CqFailed(CqId),
     /// An SRQ died: QPs that use it on other workers must go to Error. This engine ends its own.
     SrqFailed(SrqId),
-    /// The daemon, not the client, has freed slots of a CQ: call
-    /// [`Engine::handle_cq_space`](super::Engine::handle_cq_space) on these workers, which have QPs
-    /// that wait for a slot.
-    CqSpaceFreed {
-        /// The CQ that has free slots again.
-        cq: Arc<Cq>,
-        /// Bit `n` for worker `n`.
-        workers: u64,
-    },
-    /// QPs may take a receive of an SRQ although the client has not posted one: call
-    /// [`Engine::handle_receives_posted`](super::Engine::handle_receives_posted) on these workers.
-    ReceivesFreed {
-        /// The shared receive queue that QPs wait on.
-        srq: Arc<Srq>,
-        /// Bit `n` for worker `n`.
-        workers: u64,
-    },
     /// A TCP peer addressed memory that it has no access to: an unknown STag or an offset outside
     /// the region. The resource manager limits such guesses.
     StagGuessed {

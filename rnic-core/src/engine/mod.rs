@@ -52,9 +52,11 @@ use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 
 pub use charge::ChargeLimits;
-pub use commands::ConnectedEnd;
+pub use commands::{ConnectedEnd, EngineCommand};
 pub use datagram::{DatagramConfig, DatagramPort, DatagramRules};
-pub use interface::{EngineOptions, MulpduPolicy, Notification, Output, Receive, Transmit, Work};
+pub use interface::{
+    Broadcast, EngineOptions, Freed, MulpduPolicy, Notification, Output, Receive, Transmit, Work,
+};
 pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
 pub use qp::QpConfig;
@@ -62,9 +64,9 @@ pub use rc::PeerLimits;
 pub use requester::ack_request::MAX_ACK_REQUESTS;
 pub use responder::receives::Receives;
 
+use crate::device::Copier;
 use crate::device::copier::CopyResult;
 use crate::device::memory::Unreachable;
-use crate::device::{Copier, Cq, Srq};
 use charge::Charges;
 use deadlines::Due;
 use link::tcp::TX_SLAB;
@@ -79,9 +81,11 @@ use state::{EngineState, Peer};
 /// The engine of one worker.
 ///
 /// The interface follows quinn-proto: [`handle_*`](Self::handle_readable) takes events,
-/// [`poll_*`](Self::poll_output) returns actions for the worker, and plain verbs
-/// ([`attach_tcp`](Self::attach_tcp), [`disconnect`](Self::disconnect), [`destroy`](Self::destroy))
-/// are commands of the resource manager, already authorised. A worker calls the engine in rounds:
+/// [`poll_*`](Self::poll_output) returns actions for the worker. Commands of the resource manager
+/// are already authorised: [`handle_command`](Self::handle_command) takes those that the engine
+/// carries out by itself, and plain verbs ([`attach_tcp`](Self::attach_tcp),
+/// [`destroy`](Self::destroy)) are the engine's part of the others. A worker calls the engine in
+/// rounds:
 ///
 /// 1. the pending commands;
 /// 2. [`poll_doorbells`](Self::poll_doorbells), which begins the round;
@@ -166,33 +170,6 @@ impl Engine {
         if let Some(of) = self.state.copies.close(job, &mut self.state.deadlines) {
             self.with(of.qp, |qp, engine| qp.copied(engine, job, result));
         }
-    }
-
-    /// Handles a change that every worker has carried out at the request of this QP
-    /// ([`Notification::ChangeStags`]). A QP has at most one such request under way.
-    pub fn handle_stags_changed(&mut self, qp: QpId, now: Time) {
-        self.state.now = now;
-        let user = self.state.changes.finish(qp);
-        self.with(qp, |qp, engine| qp.stags_changed(engine));
-        // Other QPs of the user may have waited. A QP that no longer needs a change is skipped.
-        while let Some(next) = user.and_then(|user| self.state.changes.next(user)) {
-            self.with(next, |qp, engine| qp.requester.request_delayed_change(&qp.core, engine));
-        }
-    }
-
-    /// Wakes QPs that wait for slots of a CQ that another worker freed
-    /// ([`Notification::CqSpaceFreed`]).
-    pub fn handle_cq_space(&mut self, cq: &Cq, now: Time) {
-        self.state.now = now;
-        self.state.space_freed(cq);
-        self.deliver_pending();
-    }
-
-    /// Wakes QPs of this worker that may take receives of an SRQ ([`Notification::ReceivesFreed`]).
-    pub fn handle_receives_posted(&mut self, srq: &Srq, now: Time) {
-        self.state.now = now;
-        self.state.receives_posted(srq);
-        self.deliver_pending();
     }
 
     /// Handles deadlines up to `now`, a limited number in one call; the next calls handle the rest.

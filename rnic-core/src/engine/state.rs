@@ -10,7 +10,7 @@ use super::charge::{Charges, Excess};
 use super::copies::PendingCopies;
 use super::deadlines::Deadlines;
 use super::doorbells::Doorbells;
-use super::interface::{EngineOptions, Notification, Output};
+use super::interface::{Broadcast, EngineOptions, Freed, Notification, Output};
 use super::link::tcp::partial::PartialBuffers;
 use super::link::tcp::slabs::Slabs;
 use super::qp_core::QpCore;
@@ -147,6 +147,11 @@ impl EngineState {
         self.outputs.push_back(Output::Event { session, event });
     }
 
+    /// Queues a request to the engines of all workers.
+    pub(super) fn broadcast(&mut self, request: Broadcast) {
+        self.outputs.push_back(Output::Broadcast(request));
+    }
+
     /// Queues a notification for the resource manager.
     pub(super) fn report(&mut self, notification: Notification) {
         self.outputs.push_back(Output::Notification(notification));
@@ -186,6 +191,29 @@ impl EngineState {
         id
     }
 
+    // --- Queues for which QPs wait ----------------------------------------------------------
+
+    /// Wakes the QPs on `workers` that wait.
+    pub(super) fn freed(&mut self, freed: Freed, workers: u64) {
+        let ours = 1 << (self.worker % u64::BITS);
+        if workers & ours != 0 {
+            self.wake_waiting(&freed);
+        }
+        if workers & !ours != 0 {
+            self.broadcast(Broadcast::Freed { freed, workers: workers & !ours });
+        }
+    }
+
+    /// Wakes the QPs of this worker that wait.
+    pub(super) fn wake_waiting(&mut self, freed: &Freed) {
+        match freed {
+            Freed::Slots(cq) => self.doorbells.space_freed(cq, self.worker, &self.schedule),
+            Freed::Receives(srq) => {
+                self.doorbells.receives_posted(srq, self.worker, &mut self.schedule);
+            }
+        }
+    }
+
     // --- Completion queues -------------------------------------------------------------------
 
     /// Notifies the waiter of a CQ if the published completion requires it.
@@ -198,22 +226,9 @@ impl EngineState {
     /// Returns reserved CQ slots, and wakes QPs that wait for some.
     pub(super) fn unreserve(&mut self, cq: &Arc<Cq>, n: u32) {
         let waiting = cq.unreserve(n);
-        if waiting == 0 {
-            return;
+        if waiting != 0 {
+            self.freed(Freed::Slots(cq.clone()), waiting);
         }
-        let ours = 1 << (self.worker % u64::BITS);
-        if waiting & ours != 0 {
-            self.space_freed(cq);
-        }
-        if waiting & !ours != 0 {
-            let cq = cq.clone();
-            self.report(Notification::CqSpaceFreed { cq, workers: waiting & !ours });
-        }
-    }
-
-    /// Wakes the QPs that wait for a slot of a CQ.
-    pub(super) fn space_freed(&mut self, cq: &Cq) {
-        self.doorbells.space_freed(cq, self.worker, &self.schedule);
     }
 
     /// Handles a dead CQ: reports it once, and ends its QPs.
@@ -232,23 +247,6 @@ impl EngineState {
     }
 
     // --- Shared receive queues ---------------------------------------------------------------
-
-    /// Wakes the waiters of an SRQ on `workers`, since they may now take a receive.
-    pub(super) fn receives_freed(&mut self, srq: &Arc<Srq>, workers: u64) {
-        let ours = 1 << (self.worker % u64::BITS);
-        if workers & ours != 0 {
-            self.receives_posted(srq);
-        }
-        if workers & !ours != 0 {
-            let srq = srq.clone();
-            self.report(Notification::ReceivesFreed { srq, workers: workers & !ours });
-        }
-    }
-
-    /// Wakes the QPs that may take a receive of an SRQ.
-    pub(super) fn receives_posted(&mut self, srq: &Srq) {
-        self.doorbells.receives_posted(srq, self.worker, &mut self.schedule);
-    }
 
     /// Handles a dead SRQ: reports it once, and ends its QPs.
     pub(super) fn srq_died(&mut self, srq: &Srq, fault: SrqFault) {

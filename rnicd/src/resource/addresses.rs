@@ -5,6 +5,7 @@ use std::io;
 use if_addrs::Interface;
 use rnic_abi::abi::control::Event;
 use rnic_abi::types::Gid;
+use rnic_core::engine::EngineCommand;
 
 use super::qp::QpPhase;
 use super::{Manager, gids};
@@ -32,7 +33,8 @@ impl Manager {
         for session in self.sessions.values() {
             for (&qp, object) in &session.qps {
                 if let (QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.datagrams) {
-                    self.workers.set_datagram_port(*worker, qp, self.datagram_port.clone());
+                    let port = self.datagram_port.clone();
+                    self.workers.one(*worker, EngineCommand::SetDatagramPort(qp, port));
                 }
             }
             session.tell(&Event::GidsChanged);

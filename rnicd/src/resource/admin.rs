@@ -2,6 +2,7 @@
 
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::types::*;
+use rnic_core::engine::EngineCommand;
 
 use super::qp::{QpPhase, wrong_state};
 use super::{Answer, Manager, Outcome, find, refuse};
@@ -27,7 +28,9 @@ impl Manager {
         self.check_admin(id, "disconnect a queue pair")?;
         let (owner, object) = self.qp_of(qp).ok_or_else(|| refuse::no_such("QP", qp.0))?;
         match object.phase {
-            QpPhase::Bound(worker) => self.workers.admin_disconnect(worker, qp),
+            QpPhase::Bound(worker) => {
+                self.workers.one(worker, EngineCommand::AdminDisconnect(qp));
+            }
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
                 self.unreachable(qp, ConnectFailure::reset("ended by an administrator"));

@@ -164,10 +164,6 @@ impl Manager {
                 }
                 Notification::Detached { session } => self.memory_gone(session),
                 Notification::Unlinked { qp } => self.unlinked(qp),
-                // The workers have handled these.
-                Notification::ChangeStags { .. }
-                | Notification::CqSpaceFreed { .. }
-                | Notification::ReceivesFreed { .. } => {}
             }
         }
         while let Some(ticket) = self.workers.poll_done() {

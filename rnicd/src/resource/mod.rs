@@ -46,7 +46,7 @@ use crate::log::RateLimitedLogs;
 use crate::privilege::Network;
 use crate::rate::Buckets;
 use crate::reaper::{Reaper, Receipt};
-use crate::worker::{Ticket, Workers};
+use crate::worker::{Command, Ticket, Workers};
 use answer::Outbox;
 pub use answer::{Answer, Outcome, Refused, Response};
 pub use capacity::Capacity;
@@ -212,7 +212,7 @@ impl Manager {
 
     /// Checks that all workers still run commands. [`Manager::poll_alive`] returns the result.
     pub fn probe_workers(&mut self) {
-        let ticket = self.workers.probe();
+        let ticket = self.workers.all_ticketed(|| Command::Answer);
         self.pending.insert(ticket, Pending::Alive);
     }
 

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use rnic_abi::types::SessionId;
+use rnic_core::engine::EngineCommand;
 
 use super::{Manager, Policy, options};
 use crate::config::{Change, Config, Device, Engine, Kind, changes, warnings};
@@ -60,7 +61,8 @@ impl Manager {
         self.ledger.set_limits(&config.limits, &self.capacity);
         self.cm.set_options(options::cm(&config, &self.capacity));
         let workers = self.capacity.workers;
-        self.workers.set_options(&options::workers(&config, workers).engine);
+        let options = options::workers(&config, workers).engine;
+        self.workers.all(|| EngineCommand::SetOptions(options.clone()));
         let config = std::mem::replace(&mut self.config, config);
         let policy = std::mem::replace(&mut self.policy, policy);
         self.policy.report_unknown();

@@ -4,14 +4,11 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_abi::abi::control::{DisconnectMode, QpChange};
 use rnic_abi::shm::doorbell::DoorbellScanner;
 use rnic_abi::shm::queue::CopyProducer;
-use rnic_abi::types::{CqId, QpId, SessionId, Stag, UserId};
-use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
-use rnic_core::engine::{
-    ConnectedEnd, DatagramPort, DatagramRules, EngineOptions, PeerLimits, QpConfig,
-};
+use rnic_abi::types::{CqId, QpId, SessionId, UserId};
+use rnic_core::device::Copier;
+use rnic_core::engine::{ConnectedEnd, EngineCommand, PeerLimits};
 use rnic_core::stream::startup::Negotiated;
 
 use super::Ticket;
@@ -24,151 +21,125 @@ pub(super) struct TicketedCommand {
     pub(super) command: Command,
 }
 
-pub(super) enum Command {
+/// A command to a worker: one of its engine, or one that needs a descriptor or a table of the
+/// worker.
+pub enum Command {
+    /// A command that the engine carries out by itself.
+    Engine(EngineCommand),
+    /// Adds a session. Workers share their time among users.
     Attach {
+        /// The session.
         session: SessionId,
+        /// Its user.
         user: UserId,
+        /// The worker's doorbell page of the session.
         scanner: DoorbellScanner,
+        /// The worker's eventfd of the session.
         eventfd: OwnedFd,
+        /// The session's event channel.
         events: Arc<EventSender>,
     },
+    /// Ends all QPs of a session and removes it (see
+    /// [`Workers::detach_session`](super::Workers::detach_session)).
     Detach(SessionId),
+    /// Sets the channel for a CQ's events. Must precede the CQ's first QP.
     RegisterCq {
+        /// The CQ.
         cq: CqId,
+        /// The CQ's session.
         session: SessionId,
+        /// The channel.
         channel: Arc<ChannelSender>,
     },
+    /// Undoes [`RegisterCq`](Self::RegisterCq).
     UnregisterCq(CqId),
-    InstallStag(StagEntry),
-    RevokeStag(Stag),
-    AddWindow(Arc<Window>),
-    RemoveWindow(Arc<Window>),
-    /// Changes STags on all workers, for a QP of one of them.
-    ChangeStags(StagChange),
-    /// Every worker has carried out the change that this QP requested.
-    StagsChanged(QpId),
     /// Adds a session's queue of copy jobs.
     AddCopyQueue {
+        /// The session's library, which copies.
         copier: Arc<Copier>,
+        /// The queue.
         queue: CopyProducer,
     },
-    /// Slots are free again in a CQ for which QPs of this worker wait.
-    SpaceFreed(Arc<Cq>),
-    /// The SRQ may have a receive for QPs of this worker that wait for one.
-    ReceivesPosted(Arc<Srq>),
+    /// Takes over a QP and its TCP connection.
+    //= MPA-7.1-5
     AttachTcp {
+        /// The QP.
         end: ConnectedEnd,
+        /// The connection.
         stream: Socket,
     },
-    AttachDirect {
-        active: ConnectedEnd,
-        passive: ConnectedEnd,
+    /// Gives an RC or UC QP a stream to its peer.
+    LinkTcp {
+        /// The QP.
+        qp: QpId,
+        /// Result of the start-up negotiation.
+        negotiated: Box<Negotiated>,
+        /// The peer's limits.
+        peer: PeerLimits,
+        /// The connection.
+        stream: Socket,
     },
-    AttachInError(Box<QpConfig>),
-    /// An RC, UC or UD QP.
-    AttachRoce(Box<QpConfig>),
+    /// Destroys a QP. Once carried out, the worker no longer uses it.
+    Destroy(QpId),
     /// Adds a UDP socket for datagrams.
     AddDatagramSocket {
+        /// The socket.
         socket: UdpSocket,
+        /// The address to which it is bound.
         at: SocketAddr,
     },
-    /// Removes the socket of an address that the host no longer has.
-    RemoveDatagramSocket {
-        at: SocketAddr,
-    },
-    /// Updates a UD QP after a change of the device's GID table.
-    DatagramPort {
-        qp: QpId,
-        port: Arc<DatagramPort>,
-    },
-    /// Sends a packet from one of the device's addresses.
+    /// Closes the socket of an address that the host no longer has.
+    RemoveDatagramSocket(SocketAddr),
+    /// Sends a datagram packet.
     SendDatagram {
+        /// Source address, one of the device's.
         from: IpAddr,
+        /// Destination address.
         to: IpAddr,
+        /// UDP payload.
         packet: Vec<u8>,
     },
-    /// Replaces a UD QP's rules, which the administrator has changed.
-    DatagramRules {
-        qp: QpId,
-        rules: Box<dyn DatagramRules>,
-    },
-    /// Links two RC or UC QPs of this worker.
-    LinkDirect([(QpId, PeerLimits); 2]),
-    /// Gives an RC or UC QP its stream.
-    LinkTcp {
-        qp: QpId,
-        negotiated: Box<Negotiated>,
-        peer: PeerLimits,
-        stream: Socket,
-    },
-    Change {
-        qp: QpId,
-        change: QpChange,
-    },
-    /// Sets the reason why an RC or UC QP has no stream.
-    UnlinkedBecause {
-        qp: QpId,
-        why: String,
-    },
-    /// Ends the stream of an RC or UC QP, which stays.
-    Unlink {
-        qp: QpId,
-        why: String,
-    },
-    Disconnect {
-        qp: QpId,
-        mode: DisconnectMode,
-    },
-    ToError(QpId),
-    /// Ends the connection like [`Command::Destroy`], but keeps the QP.
-    AdminDisconnect(QpId),
-    SetOptions(EngineOptions),
-    Destroy(QpId),
     /// Does nothing. The sender only needs the ticket.
     Answer,
+    /// Ends all connections and the thread.
     Stop,
+}
+
+impl From<EngineCommand> for Command {
+    fn from(command: EngineCommand) -> Self {
+        Command::Engine(command)
+    }
 }
 
 impl Command {
     /// Returns how soon a sleeping worker must run the command.
     pub(super) fn urgency(&self) -> Urgency {
+        use EngineCommand as E;
         match self {
             Command::Answer
-            | Command::InstallStag(_)
-            | Command::AddWindow(_)
             | Command::RegisterCq { .. }
-            | Command::SetOptions(_) => Urgency::Later,
+            | Command::Engine(E::InstallStag(_) | E::AddWindow(_) | E::SetOptions(_)) => {
+                Urgency::Later
+            }
             // A sleeping worker uses no STag, so the revocation takes effect at once. The worker
             // wakes up to release its reference to the mapping.
-            Command::RevokeStag(_)
-            | Command::RemoveWindow(_)
-            | Command::ChangeStags(_)
-            | Command::UnregisterCq(_) => Urgency::Wake,
-            Command::Attach { .. }
-            | Command::AddCopyQueue { .. }
-            | Command::Detach(_)
-            | Command::AttachTcp { .. }
-            | Command::AttachDirect { .. }
-            | Command::AttachInError(_)
-            | Command::AttachRoce(_)
-            | Command::AddDatagramSocket { .. }
-            | Command::RemoveDatagramSocket { .. }
-            | Command::DatagramPort { .. }
-            | Command::SendDatagram { .. }
-            | Command::DatagramRules { .. }
-            | Command::LinkDirect(_)
-            | Command::LinkTcp { .. }
-            | Command::Change { .. }
-            | Command::UnlinkedBecause { .. }
-            | Command::Unlink { .. }
-            | Command::Disconnect { .. }
-            | Command::ToError(_)
-            | Command::StagsChanged(_)
-            | Command::AdminDisconnect(_)
-            | Command::SpaceFreed(_)
-            | Command::ReceivesPosted(_)
-            | Command::Destroy(_)
-            | Command::Stop => Urgency::Now,
+            Command::UnregisterCq(_)
+            | Command::Engine(E::RevokeStag(_) | E::RemoveWindow(_) | E::ChangeStags(_)) => {
+                Urgency::Wake
+            }
+            _ => Urgency::Now,
+        }
+    }
+
+    /// Returns the number of QPs that the worker takes over.
+    pub(super) fn qps(&self) -> u32 {
+        use EngineCommand as E;
+        match self {
+            Command::Engine(E::AttachDirect(_)) => 2,
+            Command::AttachTcp { .. } | Command::Engine(E::AttachInError(_) | E::AttachRoce(_)) => {
+                1
+            }
+            _ => 0,
         }
     }
 }

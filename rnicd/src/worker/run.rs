@@ -16,14 +16,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
-use rnic_abi::abi::control::Event;
+use rnic_abi::abi::control::{DisconnectMode, Event};
 use rnic_abi::shm::io::send_pieces;
 use rnic_abi::shm::wait::{Step, Waiter, cpus};
 use rnic_abi::types::{QpId, SessionId, Time};
 use rnic_core::engine::{
-    ConnectedEnd, Engine, EngineOptions, Notification, Output, PeerLimits, Receive, Transmit, Work,
+    Engine, EngineCommand, EngineOptions, Notification, Output, Receive, Transmit, Work,
 };
-use rnic_core::stream::startup::Negotiated;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
 use super::clients::Clients;
@@ -34,7 +33,6 @@ use super::datagrams::DatagramSockets;
 use crate::clock;
 use crate::log::RateLimitedLog;
 use crate::privilege::set_short_slices;
-use crate::socket::Socket;
 
 use super::{Report, Ticket, WorkerOptions, WorkerShared};
 
@@ -297,7 +295,10 @@ impl Worker {
                     }
                 }
                 Output::Notification(notification) => {
-                    self.report(Report::Engine { worker: self.number, notification });
+                    self.report(Report::Notification(notification));
+                }
+                Output::Broadcast(request) => {
+                    self.report(Report::Broadcast { worker: self.number, request });
                 }
             }
         }
@@ -331,8 +332,7 @@ impl Worker {
 
     /// Reports a session that cannot be served and must end.
     fn report_misbehaviour(&self, session: SessionId, why: String) {
-        let notification = Notification::Misbehaved { session, why };
-        self.report(Report::Engine { worker: self.number, notification });
+        self.report(Report::Notification(Notification::Misbehaved { session, why }));
     }
 
     fn report(&self, report: Report) {
@@ -414,6 +414,7 @@ impl Worker {
 
     fn run_command(&mut self, command: Command, now: Time) {
         match command {
+            Command::Engine(command) => self.engine.handle_command(command, now),
             Command::Attach { session, user, scanner, eventfd, events } => {
                 self.engine.attach_session(session, user, scanner, now);
                 self.clients.attach(session, events);
@@ -427,32 +428,36 @@ impl Worker {
                 self.clients.register_cq(cq, session, channel);
             }
             Command::UnregisterCq(cq) => self.clients.unregister_cq(cq),
-            Command::InstallStag(entry) => self.engine.install_stag(entry),
-            Command::RevokeStag(stag) => self.engine.revoke_stag(stag),
-            Command::AddWindow(window) => self.engine.add_window(window),
-            Command::RemoveWindow(window) => self.engine.remove_window(&window),
-            Command::ChangeStags(change) => self.engine.change_stags(&change),
-            Command::StagsChanged(qp) => self.engine.handle_stags_changed(qp, now),
             Command::AddCopyQueue { copier, queue } => self.copy_queues.add(copier, queue),
-            Command::SpaceFreed(cq) => self.engine.handle_cq_space(&cq, now),
-            Command::ReceivesPosted(srq) => self.engine.handle_receives_posted(&srq, now),
             Command::AttachTcp { end, stream } => {
-                let ConnectedEnd { config, negotiated, addresses } = end;
-                let qp = config.qp;
+                let qp = end.config.qp;
                 let added = self.connections.add(qp, stream);
-                self.engine.attach_tcp(config, negotiated, addresses, now);
+                self.engine.attach_tcp(end, now);
                 if let Err(e) = added {
                     if let Some(held_back) = self.unpolled.count(Instant::now()) {
                         tracing::warn!(%qp, held_back, "cannot poll the QP's connection: {e}");
                     }
-                    self.engine.to_error(qp, now);
+                    let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
+                    self.engine.handle_command(abort, now);
                 }
             }
-            Command::AttachDirect { active, passive } => {
-                self.engine.attach_direct(active, passive, now);
+            // Closes the stream if the QP already has one or has ended.
+            Command::LinkTcp { qp, negotiated, peer, stream } => {
+                if self.engine.is_unlinked(qp) {
+                    let added = self.connections.add(qp, stream);
+                    self.engine.link_tcp(qp, *negotiated, peer, now);
+                    if let Err(e) = added {
+                        let why = format!("cannot poll its connection: {e}");
+                        self.engine.handle_command(EngineCommand::Unlink(qp, why), now);
+                    }
+                }
             }
-            Command::AttachInError(config) => self.engine.attach_in_error(config, now),
-            Command::AttachRoce(config) => self.engine.attach_roce(config, now),
+            Command::Destroy(qp) => {
+                if let Some(Work::Transmit(qp)) = self.engine.take_last_turn(qp, now) {
+                    self.transmit(qp, now);
+                }
+                self.engine.destroy(qp, now);
+            }
             Command::AddDatagramSocket { socket, at } => {
                 let fd = socket.as_raw_fd();
                 let number = self.datagrams.add(socket, at);
@@ -460,52 +465,14 @@ impl Worker {
                     tracing::warn!("cannot receive datagrams at {at}: {e}");
                 }
             }
-            Command::RemoveDatagramSocket { at } => {
+            Command::RemoveDatagramSocket(at) => {
                 if let Some((number, _socket)) = self.datagrams.remove(at) {
                     self.connections.remove_datagrams(number);
                 }
             }
-            Command::DatagramPort { qp, port } => self.engine.set_datagram_port(qp, &port),
             Command::SendDatagram { from, to, packet } => self.datagrams.send(from, to, &packet),
-            Command::DatagramRules { qp, rules } => self.engine.set_datagram_rules(qp, rules),
-            Command::LinkDirect(ends) => self.engine.link_direct(ends, now),
-            Command::LinkTcp { qp, negotiated, peer, stream } => {
-                self.link_tcp(qp, *negotiated, peer, stream, now);
-            }
-            Command::Change { qp, change } => self.engine.change_qp(qp, &change, now),
-            Command::UnlinkedBecause { qp, why } => self.engine.set_unlinked_reason(qp, why),
-            Command::Unlink { qp, why } => self.engine.unlink(qp, &why, now),
-            Command::Disconnect { qp, mode } => self.engine.disconnect(qp, mode, now),
-            Command::ToError(qp) => self.engine.to_error(qp, now),
-            Command::AdminDisconnect(qp) => self.engine.admin_disconnect(qp, now),
-            Command::SetOptions(options) => self.engine.set_options(options),
-            Command::Destroy(qp) => {
-                if let Some(Work::Transmit(qp)) = self.engine.take_last_turn(qp, now) {
-                    self.transmit(qp, now);
-                }
-                self.engine.destroy(qp, now);
-            }
             Command::Answer => {}
             Command::Stop => self.stopping = true,
-        }
-    }
-
-    /// Gives an RC or UC QP its stream. Closes the stream if the QP already has one or has ended.
-    fn link_tcp(
-        &mut self,
-        qp: QpId,
-        negotiated: Negotiated,
-        peer: PeerLimits,
-        stream: Socket,
-        now: Time,
-    ) {
-        if !self.engine.is_unlinked(qp) {
-            return;
-        }
-        let added = self.connections.add(qp, stream);
-        self.engine.link_tcp(qp, negotiated, peer, now);
-        if let Err(e) = added {
-            self.engine.unlink(qp, &format!("cannot poll its connection: {e}"), now);
         }
     }
 

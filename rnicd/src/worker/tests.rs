@@ -1,6 +1,7 @@
 //! Workers with real sockets, queues and clients, all in this process.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token};
@@ -10,19 +11,22 @@ use rnic_abi::abi::queue::{
     SendHeader, SendOpcode, Sge, doorbell_offset,
 };
 use rnic_abi::shm::Mapping;
-use rnic_abi::shm::doorbell::DoorbellRinger;
+use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_abi::shm::queue::{
     CompletionConsumer, CopyConsumer, CopyProducer, QueueMemory, ReceiveConsumer, ReceiveProducer,
     SendConsumer, SendProducer,
 };
 use rnic_abi::types::{
-    Access, AddressPair, CompletionStatus, MrId, PdId, QpState, Scope, TerminateOrigin,
+    Access, AddressPair, CompletionStatus, CqId, MrId, PdId, QpState, Scope, Stag, TerminateOrigin,
+    UserId,
 };
-use rnic_core::device::{Cq, Memory, QpShared};
-use rnic_core::engine::{MulpduPolicy, Notification, Receives};
+use rnic_core::device::{Cq, Memory, QpShared, StagEntry};
+use rnic_core::engine::{ConnectedEnd, MulpduPolicy, QpConfig, Receives};
 use rnic_core::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
 use super::*;
+use crate::events::{ChannelSender, EventSender};
+use crate::socket::Socket;
 
 mod busy_cpu;
 
@@ -68,6 +72,20 @@ impl Rig {
         let waker = Arc::new(Waker::new(control.registry(), Token(0)).expect("eventfd"));
         let workers = Workers::start(count, &options, waker).expect("threads");
         Rig { workers, control }
+    }
+
+    fn install(&mut self, region: StagEntry) -> Ticket {
+        self.workers.all_ticketed(|| EngineCommand::InstallStag(region.clone()))
+    }
+
+    fn revoke(&mut self, stag: Stag) -> Ticket {
+        self.workers.all_ticketed(|| EngineCommand::RevokeStag(stag))
+    }
+
+    /// Connects two QPs by the direct path.
+    fn connect(&mut self, worker: u32, a: Box<QpConfig>, b: Box<QpConfig>) {
+        let ends = Box::new([end(a, INITIATOR), end(b, RESPONDER)]);
+        self.workers.one(worker, EngineCommand::AttachDirect(ends));
     }
 
     /// Waits for a ticket like the control thread: polls, then sleeps until it is woken.
@@ -131,24 +149,29 @@ impl Client {
             rustix::event::eventfd(0, flags).expect("eventfd")
         };
         let bells: Vec<OwnedFd> = (0..workers).map(bell).collect();
-        let theirs = bells.iter().map(|b| b.try_clone().expect("dup")).collect();
-        let (sender, events) = EventSender::pair(16).expect("socket pair");
+        let (sender, channel) = EventSender::pair(16).expect("socket pair");
+        let sender = Arc::new(sender);
         let session = SessionId(session);
-        let scanners = (0..workers).map(scanner).collect();
-        rig.workers.attach_session(session, user, scanners, theirs, &Arc::new(sender));
+        for (worker, bell) in (0..).zip(&bells) {
+            let eventfd = bell.try_clone().expect("dup");
+            let scanner = scanner(worker);
+            let events = sender.clone();
+            let attach = Command::Attach { session, user, scanner, eventfd, events };
+            rig.workers.one(worker, attach);
+        }
         let mut client = Client {
             session,
             used: doorbell_offset(workers),
             ringers: (0..workers).map(ringer).collect(),
             bells,
-            events,
+            events: channel,
             memory,
             stag: Stag(session.0 << 8),
             arena,
             indices: 0,
         };
         client.used = client.used.next_multiple_of(PAGE);
-        let ticket = rig.workers.install_stag(client.region());
+        let ticket = rig.install(client.region());
         rig.done(ticket);
         client
     }
@@ -330,9 +353,12 @@ fn connect_tcp(rig: &mut Rig, a: Box<QpConfig>, b: Box<QpConfig>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
     let active = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
     let (passive, _) = listener.accept().expect("accept");
-    rig.workers.attach_tcp(0, end(a, INITIATOR), Socket::own(active));
     let last = rig.workers.count() - 1;
-    rig.workers.attach_tcp(last, end(b, RESPONDER), Socket::own(passive));
+    for (worker, end, stream) in
+        [(0, end(a, INITIATOR), active), (last, end(b, RESPONDER), passive)]
+    {
+        rig.workers.one(worker, Command::AttachTcp { end, stream: Socket::own(stream) });
+    }
 }
 
 fn expect_established(client: &Client, qp: QpId) {
@@ -359,7 +385,7 @@ fn sleeping_workers_are_answered_for() {
     // round finds all of them asleep. One round that does is enough.
     until("workers are asleep and the region's ticket is done", || {
         rig.wait_parked();
-        let ticket = rig.workers.install_stag(client.region());
+        let ticket = rig.install(client.region());
         let at_once = rig.workers.poll_done() == Some(ticket);
         let asleep = (0..3).all(|worker| rig.carried_out(worker) < ticket.0);
         if !at_once {
@@ -367,7 +393,7 @@ fn sleeping_workers_are_answered_for() {
         }
         at_once && asleep
     });
-    let ticket = rig.workers.revoke_stag(client.stag);
+    let ticket = rig.revoke(client.stag);
     rig.done(ticket);
     rig.workers.stop();
 }
@@ -377,7 +403,7 @@ fn sleeping_workers_release_revoked_memory() {
     let mut rig = Rig::start(2);
     let client = Client::attach(1, &mut rig);
     rig.wait_parked();
-    let ticket = rig.workers.revoke_stag(client.stag);
+    let ticket = rig.revoke(client.stag);
     rig.done(ticket);
     until("only the client holds the memory", || Arc::strong_count(&client.memory) == 1);
     rig.workers.stop();
@@ -390,7 +416,7 @@ fn commands_for_a_sleeper_are_bounded() {
     for n in 0..10 * SLEEPER_BACKLOG as u32 {
         rig.wait_parked();
         let stag = Stag(0x1000_0000 + n);
-        let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
+        let ticket = rig.install(StagEntry { stag, ..client.region() });
         rig.done(ticket);
         until("few enough commands wait", || rig.waiting_orders(0) <= SLEEPER_BACKLOG);
     }
@@ -403,7 +429,7 @@ fn busy_workers_answer_while_traffic_runs() {
     let mut client = Client::attach(1, &mut rig);
     let (mut a, a_config) = client.make_qp(1);
     let (_b, b_config) = client.make_qp(2);
-    rig.workers.attach_direct(1, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.connect(1, a_config, b_config);
     expect_established(&client, QpId(1));
     let mut posted = 0;
     for n in 0..200 {
@@ -413,9 +439,9 @@ fn busy_workers_answer_while_traffic_runs() {
             posted += 1;
         }
         let stag = Stag(0x2000_0000 + n);
-        let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
+        let ticket = rig.install(StagEntry { stag, ..client.region() });
         rig.done(ticket);
-        let ticket = rig.workers.revoke_stag(stag);
+        let ticket = rig.revoke(stag);
         rig.done(ticket);
         while let Some(cqe) = a.cq.poll() {
             assert_eq!(cqe.status, CompletionStatus::Success as u8);
@@ -433,13 +459,15 @@ fn direct_connection_carries_messages() {
     let (mut b, b_config) = client.make_qp(2);
     let (channel, channel_client) = ChannelSender::pair().expect("socket pair");
     let b_cq = b_config.recv_cq.id();
-    rig.workers.register_cq(b_cq, client.session, &Arc::new(channel));
+    let session = client.session;
+    let channel = Arc::new(channel);
+    rig.workers.all(|| Command::RegisterCq { cq: b_cq, session, channel: channel.clone() });
     // This request is posted before a worker owns the QP. It rings no doorbell, and is found when
     // the worker binds the QP.
     client.post_receive(&mut b, 7, 4096, 100);
     assert_eq!(b.sq.queue().worker(), None);
     b.cq.arm(ARM_NEXT);
-    rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.connect(0, a_config, b_config);
     expect_established(&client, a.id);
     expect_established(&client, b.id);
     client.memory.write(0, b"message").expect("in range");
@@ -504,9 +532,9 @@ fn disconnecting_is_orderly_on_both_sides() {
     connect_tcp(&mut rig, a_config, b_config);
     expect_established(&one, a.id);
     expect_established(&two, b.id);
-    rig.workers.disconnect(0, a.id, DisconnectMode::Orderly);
+    rig.workers.one(0, EngineCommand::Disconnect(a.id, DisconnectMode::Orderly));
     assert!(matches!(two.event(), Event::PeerClosed { qp, .. } if qp == b.id));
-    rig.workers.disconnect(1, b.id, DisconnectMode::Orderly);
+    rig.workers.one(1, EngineCommand::Disconnect(b.id, DisconnectMode::Orderly));
     for client in [&one, &two] {
         match client.event() {
             Event::Disconnected { reason, .. } => assert_eq!(reason, DisconnectReason::Orderly),
@@ -514,7 +542,7 @@ fn disconnecting_is_orderly_on_both_sides() {
         }
     }
     for (worker, qp) in [(0, a.id), (1, b.id)] {
-        let ticket = rig.workers.destroy_qp(worker, qp);
+        let ticket = rig.workers.one_ticketed(worker, Command::Destroy(qp));
         rig.done(ticket);
     }
     assert!(rig.workers.workers.iter().all(|w| w.shared.load.load(Ordering::Relaxed) == 0));
@@ -579,10 +607,10 @@ fn an_invalidation_waits_for_all_workers() {
     let mut client = Client::attach(1, &mut rig);
     let (mut a, a_config) = client.make_qp(1);
     let (_b, b_config) = client.make_qp(2);
-    rig.workers.attach_direct(2, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.connect(2, a_config, b_config);
     expect_established(&client, a.id);
     let stag = Stag(0x3000_0000);
-    let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
+    let ticket = rig.install(StagEntry { stag, ..client.region() });
     rig.done(ticket);
     let invalidate = SendHeader { inv_rkey: stag.0, ..header(SendOpcode::LocalInvalidate, 3) };
     client.post(&mut a, &invalidate, &[]);
@@ -609,7 +637,9 @@ fn serve_copies(rig: &mut Rig, copier: &Arc<Copier>, workers: u32) -> Vec<CopyQu
             Mapping::create_arena("copies", shape.bytes()).expect("memory for the arena");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Copies, shape, worker, COPIES);
         let queue = queue.expect("fits");
-        rig.workers.add_copies(worker, copier, CopyProducer::new(queue.clone()));
+        let copier = copier.clone();
+        let producer = CopyProducer::new(queue.clone());
+        rig.workers.one(worker, Command::AddCopyQueue { copier, queue: producer });
         CopyQueue { arena, consumer: CopyConsumer::new(queue, Arc::default()) }
     };
     (0..workers).map(make).collect()
@@ -636,26 +666,26 @@ fn a_revocation_waits_for_the_library() {
         let address = program.as_ptr().expose_provenance() as u64;
         let stag = Stag(0x3000_0000);
         let memory = Memory::ThroughCopier { copier: copier.clone(), address };
-        let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
+        let ticket = rig.install(StagEntry { stag, memory, ..client.region() });
         rig.done(ticket);
         let (mut a, a_config) = client.make_qp(1);
         let (b, b_config) = client.make_qp(2);
         let (mut c, c_config) = client.make_qp(3);
         let (_d, d_config) = client.make_qp(4);
         let last = workers - 1;
-        rig.workers.attach_direct(last, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        rig.connect(last, a_config, b_config);
         expect_established(&client, a.id);
         expect_established(&client, b.id);
-        rig.workers.attach_direct(last, end(c_config, INITIATOR), end(d_config, RESPONDER));
+        rig.connect(last, c_config, d_config);
         expect_established(&client, c.id);
         let sge = Sge { addr: 0, length: 6, lkey: stag.0 };
         client.post(&mut a, &write_to(&client, 1, 500), &[sge]);
         let library = &queues[last as usize].consumer;
         until("a job arrives", || library.is_wanted());
 
-        let ticket = rig.workers.revoke_stag(stag);
+        let ticket = rig.revoke(stag);
         rig.workers.await_copies(ticket, Some(copier.clone()));
-        let other = rig.workers.revoke_stag(Stag(0x4000_0000));
+        let other = rig.revoke(Stag(0x4000_0000));
         // Other commands and QPs continue. The Write itself may have failed by now, and its
         // connection ended, if the worker has polled the queue again.
         rig.done(other);
@@ -681,11 +711,11 @@ fn invalid_copy_queue_index_is_reported() {
     let queues = serve_copies(&mut rig, &copier, 1);
     let stag = Stag(0x3000_0000);
     let memory = Memory::ThroughCopier { copier, address: 4096 };
-    let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
+    let ticket = rig.install(StagEntry { stag, memory, ..client.region() });
     rig.done(ticket);
     let (mut a, a_config) = client.make_qp(1);
     let (_b, b_config) = client.make_qp(2);
-    rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.connect(0, a_config, b_config);
     expect_established(&client, a.id);
     client.post(&mut a, &write_to(&client, 1, 500), &[Sge { addr: 0, length: 6, lkey: stag.0 }]);
     until("a job arrives", || queues[0].consumer.is_wanted());
@@ -711,7 +741,7 @@ fn invalid_send_queue_index_is_reported() {
     let (a, a_config) = client.make_qp(1);
     let (_b, b_config) = client.make_qp(2);
     let producer = a_config.sq.queue().clone();
-    rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.connect(0, a_config, b_config);
     expect_established(&client, a.id);
     // The queue is the second one in the arena, after the CQ, so its producer index is known.
     let cq = QueueShape::completion(64).bytes().next_multiple_of(PAGE);
@@ -741,12 +771,12 @@ fn detaching_many_qps_does_not_delay_commands() {
     for n in 0..20 {
         let (a, a_config) = many.make_qp(2 * n + 1);
         let (b, b_config) = many.make_qp(2 * n + 2);
-        rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        rig.connect(0, a_config, b_config);
         qps.extend([a, b]);
     }
     until("all are bound", || qps.iter().all(|qp| qp.shared.state() == QpState::Rts));
     let detach = rig.workers.detach_session(many.session);
-    let after = rig.workers.install_stag(StagEntry { stag: Stag(0x5000), ..other.region() });
+    let after = rig.install(StagEntry { stag: Stag(0x5000), ..other.region() });
     // Each has its own answer, in any order.
     let mut done = Vec::new();
     while done.len() < 2 {

@@ -8,7 +8,7 @@ use super::Requester;
 use super::in_flight::Progress;
 use crate::device::StagChange;
 use crate::device::window::{BindFault, BindRequest};
-use crate::engine::interface::Notification;
+use crate::engine::interface::Broadcast;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::schedule::CHANGE_COST;
@@ -97,7 +97,7 @@ impl Requester {
             && engine.changes.may_begin(user, core.id)
         {
             let change = Box::new(change.clone());
-            engine.report(Notification::ChangeStags { qp: core.id, change });
+            engine.broadcast(Broadcast::ChangeStags { qp: core.id, change });
         }
     }
 

@@ -34,7 +34,7 @@ use super::rnr_wait::{WaitingSegment, WaitingSend};
 use crate::device::srq::{TakeMode, Waiter};
 use crate::engine::deadlines::Due;
 use crate::engine::incoming::{Incoming, Origin};
-use crate::engine::interface::Output;
+use crate::engine::interface::{Freed, Output};
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::state::{EngineState, PeerSignal};
@@ -232,7 +232,7 @@ impl Responder {
             (Receives::Shared(srq), Some(place)) => {
                 let workers = srq.leave(place);
                 engine.doorbells.stop_awaiting(core.slot, srq);
-                engine.receives_freed(srq, workers);
+                engine.freed(Freed::Receives(srq.clone()), workers);
             }
             (Receives::Shared(_), None) => {}
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World, options};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineCommand, EngineOptions};
 use rnic_abi::types::QpState;
 
 #[test]
@@ -48,8 +48,8 @@ fn an_unsent_terminate_ends_in_a_reset() {
     w.round();
     let terminate_deadline = Duration::from_secs(2);
     let other = EngineOptions { terminate_deadline, ..options(7) };
-    for engine in &mut w.engines {
-        engine.set_options(other.clone());
+    for qp in [A, B] {
+        w.command(qp, |_| EngineCommand::SetOptions(other.clone()));
     }
     w.admin_disconnect(A);
     w.advance(Duration::from_millis(1999));
@@ -63,8 +63,8 @@ fn an_unsent_terminate_ends_in_a_reset() {
 fn new_options_keep_the_diagnosis_log() {
     let mut w = World::connected(Wiring::tcp());
     let log = w.engines[0].state.options.diagnoses.clone();
-    for engine in &mut w.engines {
-        engine.set_options(options(7));
+    for qp in [A, B] {
+        w.command(qp, |_| EngineCommand::SetOptions(options(7)));
     }
     w.post(A, &[Wr::send(1, &[])]);
     assert!(w.events(A)[0].starts_with("terminated by peer 1/2/02"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::requests::Wr;
 use super::world::network::{PORT, address_of};
 use super::world::{MemoryKind, QpShape, World};
-use crate::engine::{DatagramConfig, DatagramPort, DatagramRules};
+use crate::engine::{DatagramConfig, DatagramPort, DatagramRules, EngineCommand};
 use rnic_abi::abi::control::{QpChange, Sending};
 use rnic_abi::abi::queue::{DatagramParams, OWN_Q_KEY, SendOpcode};
 use rnic_abi::roce::{Datagram, grh, packet};
@@ -274,9 +274,8 @@ fn rules_apply_to_each_datagram() {
         assert_eq!(w.completions(B).len(), 1);
         let of_b = address_of(host_of(&w, B));
         let forbid = |w: &mut World, qp: usize, forbidden| {
-            let engine = w.qps[qp].engine;
-            let id = w.qps[qp].id;
-            w.engines[engine].set_datagram_rules(id, Box::new(Rules { forbidden }));
+            let rules = Box::new(Rules { forbidden });
+            w.command(qp, |id| EngineCommand::SetDatagramRules(id, rules));
         };
         forbid(&mut w, B, Some(of_b));
         w.post(A, &sends[1..2]);

@@ -6,6 +6,7 @@ use super::raw::{Raw, Segment, ulpdu};
 use super::requests::Wr;
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::ddp::{Header, qn};
+use crate::engine::EngineCommand;
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::stream::startup::{Options, RtrKinds};
 use rnic_abi::abi::control::{DisconnectMode, Event};
@@ -270,13 +271,9 @@ fn both_disconnect_at_once() {
         w.recv(B, 1, &[]);
         w.push(A, &[Wr::send(2, &[]), Wr::read(3, a.all(), &b, 0)]);
         w.push(B, &[Wr::send(2, &[])]);
-        let ea = w.qps[A].engine;
-        let eb = w.qps[B].engine;
-        let ida = w.qps[A].id;
-        let idb = w.qps[B].id;
-        let now = w.now;
-        w.engines[ea].disconnect(ida, DisconnectMode::Orderly, now);
-        w.engines[eb].disconnect(idb, DisconnectMode::Orderly, now);
+        for qp in [A, B] {
+            w.command(qp, |id| EngineCommand::Disconnect(id, DisconnectMode::Orderly));
+        }
         w.settle();
         assert_eq!(w.events(A), ["disconnected"], "{wiring:?}");
         assert_eq!(w.events(B), ["disconnected"]);
@@ -735,10 +732,7 @@ fn destroy_keeps_sent_data() {
         if terminated {
             w.push(B, &[Wr::send(2, &[b.all()])]);
         } else {
-            let engine = w.qps[A].engine;
-            let id = w.qps[A].id;
-            let now = w.now;
-            w.engines[engine].disconnect(id, DisconnectMode::Orderly, now);
+            w.command(A, |id| EngineCommand::Disconnect(id, DisconnectMode::Orderly));
         }
         while w.round() {}
         w.destroy(A);
@@ -827,10 +821,7 @@ fn receives_posted_in_error_are_flushed() {
 #[test]
 fn a_receive_posted_during_a_flush_is_flushed() {
     let mut w = World::connected(Wiring::tcp());
-    let engine = w.qps[A].engine;
-    let id = w.qps[A].id;
-    let now = w.now;
-    w.engines[engine].to_error(id, now);
+    w.command(A, |id| EngineCommand::Disconnect(id, DisconnectMode::Abort));
     w.recv(A, 1, &[]);
     w.settle();
     assert_eq!(w.completions(A), ["1 Receive WrFlush"]);

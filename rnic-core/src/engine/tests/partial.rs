@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::raw::Raw;
 use super::world::{A, QpShape, Wiring, World, options};
-use crate::engine::{ChargeLimits, Engine, EngineOptions, PartialLimits};
+use crate::engine::{ChargeLimits, Engine, EngineCommand, EngineOptions, PartialLimits};
 use rnic_abi::types::{Access, QpState, Stag};
 
 /// Number of bytes of an incomplete FPDU.
@@ -68,7 +68,8 @@ fn the_oldest_partial_fpdu_is_evicted() {
 fn partial_limits_of_a_reload_hold() {
     let (mut w, mut raws) = crowd(22, options(0));
     let bytes = ChargeLimits { device: 1 << 20, session: 4096 };
-    w.engines[0].set_options(limited(PartialLimits { bytes, ..Default::default() }));
+    let options = limited(PartialLimits { bytes, ..Default::default() });
+    w.command(A, |_| EngineCommand::SetOptions(options));
     for raw in &mut raws {
         let fpdu = raw.fpdu(&[0; 2 * HALF]);
         raw.bytes(&mut w, &fpdu[..HALF]);

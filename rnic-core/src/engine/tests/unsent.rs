@@ -3,7 +3,7 @@
 use super::partial::{crowd, dead};
 use super::requests::Wr;
 use super::world::{A, options};
-use crate::engine::{ChargeLimits, EngineOptions};
+use crate::engine::{ChargeLimits, EngineCommand, EngineOptions};
 use rnic_abi::abi::control::DisconnectMode;
 use rnic_abi::types::QpState;
 
@@ -42,7 +42,7 @@ fn the_stream_blocked_longest_is_evicted() {
 fn unsent_limits_of_a_reload_hold() {
     let (mut w, raws) = crowd(5, options(0));
     let unsent = ChargeLimits { device: 1 << 20, session: 30_000 };
-    w.engines[0].set_options(EngineOptions { unsent, ..options(0) });
+    w.command(A, |_| EngineCommand::SetOptions(EngineOptions { unsent, ..options(0) }));
     for (qp, raw) in raws.iter().enumerate() {
         w.links[raw.link].pipes[0].window = 0;
         let near = w.any_mr(qp, LEN);
@@ -62,10 +62,10 @@ fn every_end_frees_the_unsent_data() {
         w.settle();
     }
     assert!(w.engines[0].state.unsent.used() >= 4 * LEN);
-    let ids: Vec<_> = w.qps.iter().map(|qp| qp.id).collect();
     let now = w.now;
-    w.engines[0].destroy(ids[0], now);
-    w.engines[0].disconnect(ids[1], DisconnectMode::Abort, now);
+    let id = w.qps[0].id;
+    w.engines[0].destroy(id, now);
+    w.command(1, |id| EngineCommand::Disconnect(id, DisconnectMode::Abort));
     // A Terminate of the peer, which is not answered.
     let terminate = raws[2].untagged(crate::rdmap::Opcode::Terminate, 2, 1, 0, true);
     raws[2].segment(&mut w, terminate, &[0x11, 0x02, 0, 0]);

@@ -7,6 +7,7 @@ use super::requests::{Mr, Wr};
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::device::Window;
 use crate::device::window::BindRequest;
+use crate::engine::EngineCommand;
 use WindowKind::{Type1, Type2};
 use rnic_abi::abi::queue::SendFlags;
 use rnic_abi::types::{Access, QpState, Scope, Stag, WindowKind};
@@ -392,11 +393,8 @@ fn a_window_removed_during_its_bind() {
         } else {
             // The window is removed before the replies arrive.
             let (_, _, change) = w.changes[0].clone();
-            for engine in &mut w.engines {
-                engine.change_stags(&change);
-                engine.remove_window(&window);
-            }
-            window.close();
+            w.command_host(0, || EngineCommand::ChangeStags(change.clone()));
+            w.remove_window(0, &window);
             w.answer();
         }
         w.settle();

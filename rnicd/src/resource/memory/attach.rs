@@ -7,12 +7,13 @@
 
 use std::time::Instant;
 
-use rnic_abi::abi::control::{Event, ReplyBody};
+use rnic_abi::abi::control::{DisconnectMode, Event, ReplyBody};
 use rnic_abi::abi::queue::{QueueKind, QueueShape};
 use rnic_abi::shm::AddressSpace;
 use rnic_abi::shm::queue::CopyProducer;
 use rnic_abi::types::*;
 use rnic_core::device::Copier;
+use rnic_core::engine::EngineCommand;
 
 use super::Attached;
 use super::attached::Reach;
@@ -21,6 +22,7 @@ use crate::resource::answer::{Answer, Outcome};
 use crate::resource::qp::QpPhase;
 use crate::resource::queue::Room;
 use crate::resource::{Manager, find, refuse};
+use crate::worker::Command;
 
 impl Manager {
     /// Attaches an address space. `memory` may be any file. It is only accessed if the client is
@@ -75,7 +77,9 @@ impl Manager {
             Attached { reach, gone: false }
         });
         if let Reach::Library { copier, queues, .. } = &mut attached.reach {
-            self.workers.add_copies(worker, copier, CopyProducer::new(memory));
+            let copier = copier.clone();
+            let queue = CopyProducer::new(memory);
+            self.workers.one(worker, Command::AddCopyQueue { copier, queue });
             queues.push((place, doorbell));
         }
         let (new_arena, descriptors) = session.arenas.keep(arena);
@@ -99,13 +103,15 @@ impl Manager {
             if let QpPhase::Bound(worker) = object.phase
                 && object.kind.is_roce()
             {
-                self.workers.to_error(worker, qp);
+                let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
+                self.workers.one(worker, abort);
             }
         }
         let mut revoked = 0;
         for mr in session.mrs.values().filter(|mr| mr.region.buffer.is_none()) {
+            let stag = mr.stag.stag();
             // No ticket is needed: any use of the STag until then fails for the same reason.
-            self.workers.revoke_stag(mr.stag.stag());
+            self.workers.all(|| EngineCommand::RevokeStag(stag));
             revoked += 1;
         }
         if let Some(suppressed) = self.said.count("memory detached", Instant::now()) {

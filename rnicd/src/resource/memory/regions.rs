@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rnic_abi::abi::control::{MrRequest, MrSource, Refusal, ReplyBody};
 use rnic_abi::types::*;
 use rnic_core::device::{Memory, StagEntry, StagKind};
+use rnic_core::engine::EngineCommand;
 
 use super::attached::attached_memory;
 use super::{Attached, Mr, NextRegion, Region, SharedBuffer, UseOfBuffer};
@@ -118,7 +119,7 @@ impl Manager {
         let kind = StagKind::Region(windows.clone());
         //= DDP-8.3.2-3, RDMAP-8.1.2-3
         let entry = StagEntry { stag, kind, mr, session, pd, scope, access, iova, length, memory };
-        let ticket = self.workers.install_stag(entry);
+        let ticket = self.workers.all_ticketed(|| EngineCommand::InstallStag(entry.clone()));
         self.pending.insert(ticket, Pending::RegMr { session, mr, stag });
     }
 
@@ -131,7 +132,8 @@ impl Manager {
         let stag = object.stag.stag();
         let attached = object.region.buffer.is_none();
         let copier = session.attached.as_ref().and_then(Attached::copier).filter(|_| attached);
-        let ticket = self.workers.revoke_stag(stag);
+        //= DDP-8.3.1-6, RDMAP-8.1.1-6
+        let ticket = self.workers.all_ticketed(|| EngineCommand::RevokeStag(stag));
         self.workers.await_copies(ticket, copier);
         Ok(ticket)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rnic_abi::abi::control::{ReplyBody, WindowRow};
 use rnic_abi::types::*;
 use rnic_core::device::Window;
+use rnic_core::engine::EngineCommand;
 
 use super::{Attached, MemoryWindow};
 use crate::resource::answer::{Answer, Outcome};
@@ -26,7 +27,7 @@ impl Manager {
         let number = MwId(handle.number());
         let stag = issued.stag();
         let window = Arc::new(Window::new(number, id, pd, kind, stag));
-        let ticket = self.workers.add_window(&window);
+        let ticket = self.workers.all_ticketed(|| EngineCommand::AddWindow(window.clone()));
         let object =
             MemoryWindow { window, _issued: issued, _pd: used, _handle: handle, _charge: charge };
         session.windows.insert(number, object);
@@ -40,7 +41,8 @@ impl Manager {
             session.windows.get(&window).ok_or_else(|| refuse::no_such("window", window.0))?;
         // A copier may still access the memory that the window is bound to.
         let copier = session.attached.as_ref().and_then(Attached::copier);
-        let ticket = self.workers.remove_window(&object.window);
+        let remove = || EngineCommand::RemoveWindow(object.window.clone());
+        let ticket = self.workers.all_ticketed(remove);
         self.workers.await_copies(ticket, copier);
         self.pending.insert(ticket, Pending::DeallocWindow { session: id, window });
         Outcome::later()

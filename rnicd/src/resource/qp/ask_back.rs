@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 
 use rnic_abi::abi::control::Wiring;
 use rnic_abi::types::*;
+use rnic_core::engine::EngineCommand;
 use rnic_core::stream::introduction::{Introduction, VerificationQuery};
 
 use super::QpPhase;
@@ -78,7 +79,7 @@ impl Manager {
                 "a request that claims to be from queue pair {qp} at {gid} was not confirmed by \
                  port {port} there (wired.port): {why}"
             );
-            self.workers.set_unlinked_reason(worker, to_qp, why);
+            self.workers.one(worker, EngineCommand::SetUnlinkedReason(to_qp, why));
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_abi::abi::control::{DisconnectMode, Event, Refusal, ReplyBody};
 use rnic_abi::types::*;
-use rnic_core::engine::{ConnectedEnd, QpConfig};
+use rnic_core::engine::{ConnectedEnd, EngineCommand, QpConfig};
 use rnic_core::stream::startup::Negotiated;
 
 use super::reads::Reads;
@@ -14,6 +14,7 @@ use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
+use crate::worker::Command;
 
 impl Manager {
     pub(in crate::resource) fn connect(
@@ -120,7 +121,9 @@ impl Manager {
             return self.cancel_resolution(qp);
         }
         match object.phase {
-            QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, mode),
+            QpPhase::Bound(worker) => {
+                self.workers.one(worker, EngineCommand::Disconnect(qp, mode));
+            }
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
                 self.unreachable(qp, ConnectFailure::reset("cancelled by this side"));
@@ -192,7 +195,7 @@ impl Manager {
                 let worker = self.workers.least_loaded();
                 self.connected(qp, worker, "tcp", &negotiated, addresses);
                 let end = ConnectedEnd { config, negotiated: *negotiated, addresses };
-                self.workers.attach_tcp(worker, end, stream);
+                self.workers.one(worker, Command::AttachTcp { end, stream });
             }
             CmEvent::ConnectedDirect { active, passive } => self.attach_direct(*active, *passive),
             CmEvent::Resolved { .. } => self.handle_resolution(event),
@@ -250,7 +253,8 @@ impl Manager {
         };
         let active = end(active, active_config);
         let passive = end(passive, passive_config);
-        self.workers.attach_direct(worker, active, passive);
+        let ends = Box::new([active, passive]);
+        self.workers.one(worker, EngineCommand::AttachDirect(ends));
     }
 
     /// Reports a failed connection. A connecting QP becomes Idle again, an accepting one moves to

@@ -2,7 +2,7 @@
 
 use rnic_abi::abi::control::QpChange;
 use rnic_abi::types::*;
-use rnic_core::engine::DatagramConfig;
+use rnic_core::engine::{DatagramConfig, EngineCommand};
 
 use super::rc::{MOST_24, TWENTY_FOUR_BITS, state_name};
 use super::{QpPhase, UdAttr, wrong_state};
@@ -58,7 +58,8 @@ impl Manager {
         object.shared.set_state(QpState::Rtr);
         // Another program may send as soon as the owner has the answer, so the worker must have the
         // QP by then.
-        let ticket = self.workers.attach_datagrams(DATAGRAM_WORKER, config);
+        let attach = EngineCommand::AttachRoce(config);
+        let ticket = self.workers.one_ticketed(DATAGRAM_WORKER, attach);
         self.answer_when_modified(id, ticket)
     }
 
@@ -80,7 +81,7 @@ impl Manager {
                 told.q_key = q_key;
             }
         }
-        let ticket = self.workers.change_qp(worker, qp, *change);
+        let ticket = self.workers.one_ticketed(worker, EngineCommand::Change(qp, *change));
         self.answer_when_modified(id, ticket)
     }
 
@@ -92,8 +93,8 @@ impl Manager {
             let QpPhase::Bound(worker) = object.phase else { continue };
             let of_session =
                 || self.policy.of_datagrams(&session.client.identity, self.config.wired.port);
-            let rules = rules.get_or_insert_with(of_session).clone();
-            self.workers.set_datagram_rules(worker, qp, rules);
+            let rules = Box::new(rules.get_or_insert_with(of_session).clone());
+            self.workers.one(worker, EngineCommand::SetDatagramRules(qp, rules));
         }
     }
 }

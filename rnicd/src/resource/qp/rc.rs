@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rnic_abi::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
 use rnic_abi::types::*;
-use rnic_core::engine::{MAX_ACK_REQUESTS, PeerLimits};
+use rnic_core::engine::{EngineCommand, MAX_ACK_REQUESTS, PeerLimits};
 
 use super::qp_attr::{RcAttr, RcStream};
 use super::reads::Reads;
@@ -23,6 +23,7 @@ use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending, find, refuse};
+use crate::worker::Command;
 
 impl Manager {
     pub(in crate::resource) fn modify_qp(
@@ -73,7 +74,7 @@ impl Manager {
         let QpPhase::Bound(worker) = object.phase else {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts, Sqd or Sqe"));
         };
-        let ticket = self.workers.change_qp(worker, qp, change);
+        let ticket = self.workers.one_ticketed(worker, EngineCommand::Change(qp, change));
         self.answer_when_modified(id, ticket)
     }
 
@@ -127,7 +128,7 @@ impl Manager {
         });
         // Valid until the worker sets the state itself.
         object.shared.set_state(QpState::Rtr);
-        self.workers.attach_roce(worker, config);
+        self.workers.one(worker, EngineCommand::AttachRoce(config));
         self.decide_held(qp);
         self.find_local_peer(qp);
         self.rendezvous.peer_changed(qp);
@@ -192,7 +193,8 @@ impl Manager {
             rc.sending = Some(sending);
             rc.drains = false;
         }
-        let ticket = self.workers.change_qp(worker, qp, QpChange::ReadyToSend(sending));
+        let change = EngineCommand::Change(qp, QpChange::ReadyToSend(sending));
+        let ticket = self.workers.one_ticketed(worker, change);
         self.find_local_peer(qp);
         self.compare_psns(qp);
         self.answer_when_modified(id, ticket)
@@ -213,7 +215,7 @@ impl Manager {
             QpPhase::Bound(worker) => {
                 // Otherwise a copier could still write to buffers that the program already reuses.
                 let copier = session.attached.as_ref().and_then(Attached::copier);
-                let ticket = self.workers.destroy_qp(worker, qp);
+                let ticket = self.workers.one_ticketed(worker, Command::Destroy(qp));
                 self.workers.await_copies(ticket, copier);
                 self.pending.insert(ticket, Pending::ResetQp { session: id, qp });
                 Outcome::later()
@@ -280,7 +282,7 @@ impl Manager {
             return self.find_remote_peer(qp);
         }
         if let Some(why) = self.forbidden_because(qp, &wiring) {
-            self.workers.set_unlinked_reason(worker, qp, why);
+            self.workers.one(worker, EngineCommand::SetUnlinkedReason(qp, why));
             return self.rendezvous.dial_at(qp, clock::now().after(LONGEST_PAUSE));
         }
         let found = self.find_mutual_peer(qp, &wiring).and_then(|(peer, of)| {
@@ -311,11 +313,11 @@ impl Manager {
                     object.connection = Some(connection);
                 }
                 let ends = [(qp, limits_of(&theirs)), (peer, limits_of(&wiring))];
-                self.workers.link_direct(worker, ends);
+                self.workers.one(worker, EngineCommand::LinkDirect(ends));
             }
             Err(why) => {
                 if self.rendezvous.seek(qp, wiring.remote_qp, &why) {
-                    self.workers.set_unlinked_reason(worker, qp, why);
+                    self.workers.one(worker, EngineCommand::SetUnlinkedReason(qp, why));
                 }
             }
         }
@@ -403,7 +405,7 @@ impl Manager {
         if let Some((_, object)) = self.qp_of(qp)
             && let QpPhase::Bound(worker) = object.phase
         {
-            self.workers.unlink(worker, qp, why);
+            self.workers.one(worker, EngineCommand::Unlink(qp, why));
         }
     }
 

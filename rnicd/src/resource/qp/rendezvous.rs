@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rnic_abi::abi::control::Wiring;
 use rnic_abi::types::*;
-use rnic_core::engine::{MAX_ACK_REQUESTS, PeerLimits};
+use rnic_core::engine::{EngineCommand, MAX_ACK_REQUESTS, PeerLimits};
 use rnic_core::stream::introduction::{Introduction, VerificationQuery};
 use rnic_core::stream::startup::Negotiated;
 
@@ -26,6 +26,7 @@ use crate::resource::Manager;
 use crate::resource::ledger::Kind;
 use crate::socket::Socket;
 use crate::system;
+use crate::worker::Command;
 
 pub(super) use crate::cm::DAEMON;
 
@@ -113,7 +114,7 @@ impl Manager {
                 "queue pair {remote_qp} at {remote}: its host has accepted no TCP connection to \
                  port {port} yet (wired.port)"
             );
-            self.workers.set_unlinked_reason(worker, qp, why);
+            self.workers.one(worker, EngineCommand::SetUnlinkedReason(qp, why));
         }
         let now = clock::now();
         if self.cm.is_guesser(session, wiring.remote.address(), now) {
@@ -140,7 +141,7 @@ impl Manager {
             "queue pair {remote_qp} at {remote} is not in RTR yet: its daemon has accepted the \
              connection, but has not replied"
         );
-        self.workers.set_unlinked_reason(worker, qp, why);
+        self.workers.one(worker, EngineCommand::SetUnlinkedReason(qp, why));
     }
 
     /// Records why there is no stream, and schedules another attempt.
@@ -150,7 +151,7 @@ impl Manager {
         {
             rc.stream = None;
             rc.tries = rc.tries.max(1);
-            self.workers.set_unlinked_reason(worker, qp, why);
+            self.workers.one(worker, EngineCommand::SetUnlinkedReason(qp, why));
             self.find_remote_peer(qp);
         }
     }
@@ -327,7 +328,7 @@ impl Manager {
         if let Some((_, object)) = self.qp_of(qp)
             && let QpPhase::Bound(worker) = object.phase
         {
-            self.workers.set_unlinked_reason(worker, qp, why);
+            self.workers.one(worker, EngineCommand::SetUnlinkedReason(qp, why));
         }
     }
 
@@ -392,7 +393,8 @@ impl Manager {
         let ord = rc.sending.map_or(0, |s| s.ord).min(peer.ird);
         object.connection = Some(Connection { path: "tcp", addresses, ird: rc.wiring.ird, ord });
         let limits = PeerLimits { ird: peer.ird, min_rnr_timer: peer.min_rnr_timer };
-        self.workers.link_tcp(worker, qp, negotiated, limits, stream);
+        let link = Command::LinkTcp { qp, negotiated, peer: limits, stream };
+        self.workers.one(worker, link);
     }
 
     /// Handles a failed connection of an RC or UC QP, as initiator or responder. Returns false for

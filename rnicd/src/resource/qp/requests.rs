@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_abi::abi::control::{QpRequest, Refusal, ReplyBody};
+use rnic_abi::abi::control::{DisconnectMode, QpRequest, Refusal, ReplyBody};
 use rnic_abi::abi::queue::QueueShape;
 use rnic_abi::types::*;
 use rnic_core::device::QpShared;
-use rnic_core::engine::QpConfig;
+use rnic_core::engine::{EngineCommand, QpConfig};
 
 use super::parts::QpParts;
 use super::{Qp, QpPhase, QpUses, qp_row};
@@ -20,7 +20,7 @@ use crate::resource::memory::Attached;
 use crate::resource::queue::{Room, srq_for_qp};
 use crate::resource::uses::Use;
 use crate::resource::{Manager, Pending, find, refuse};
-use crate::worker::Ticket;
+use crate::worker::{Command, Ticket};
 
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
@@ -117,7 +117,8 @@ impl Manager {
             }
             QpPhase::Bound(worker) => {
                 object.phase = QpPhase::Bound(worker);
-                self.workers.to_error(worker, qp)
+                let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
+                self.workers.one_ticketed(worker, abort)
             }
             // A session has one request at a time, so none arrives during the destruction of the
             // QP.
@@ -148,7 +149,7 @@ impl Manager {
             QpPhase::Bound(worker) => {
                 // Otherwise a copier could still write to buffers that the program already reuses.
                 let copier = session.attached.as_ref().and_then(Attached::copier);
-                let ticket = self.workers.destroy_qp(worker, qp);
+                let ticket = self.workers.one_ticketed(worker, Command::Destroy(qp));
                 self.workers.await_copies(ticket, copier);
                 self.pending.insert(ticket, Pending::DestroyQp { session: id, qp });
                 return Outcome::later();
@@ -182,7 +183,7 @@ impl Manager {
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = QpPhase::Bound(worker);
         }
-        self.workers.attach_in_error(worker, config)
+        self.workers.one_ticketed(worker, EngineCommand::AttachInError(config))
     }
 
     pub(in crate::resource) fn query_qp(&mut self, id: SessionId, qp: QpId) -> Answer {

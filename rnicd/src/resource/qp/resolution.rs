@@ -17,6 +17,7 @@ use crate::clock;
 use crate::cm::{AcceptParams, CmEvent, ConnectFailure, ConnectParams};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::{Manager, find};
+use crate::worker::Command;
 
 impl Manager {
     /// Requests the number and the Q_Key of the UD QP that serves the peer's port.
@@ -123,6 +124,6 @@ impl Manager {
         };
         let port = self.config.wired.port;
         let packet = packet::emit(&datagram, mad, port, port);
-        self.workers.send_datagram(DATAGRAM_WORKER, from, to, packet);
+        self.workers.one(DATAGRAM_WORKER, Command::SendDatagram { from, to, packet });
     }
 }

@@ -22,6 +22,7 @@ use crate::clock;
 use crate::cm::BindTo;
 use crate::resource::{Manager, refuse};
 use crate::system;
+use crate::worker::Command;
 
 impl Manager {
     /// Takes over the passed sockets and opens the missing ones, before the first client.
@@ -201,7 +202,7 @@ impl Manager {
         let Ok(at) = socket.local_addr() else { return };
         let at = SocketAddr::new(at.ip(), at.port());
         self.wired_port.datagrams.insert(Gid::from(at.ip()));
-        self.workers.add_datagram_socket(DATAGRAM_WORKER, socket, at);
+        self.workers.one(DATAGRAM_WORKER, Command::AddDatagramSocket { socket, at });
     }
 
     /// Closes the sockets of removed addresses of the host, and opens sockets for new ones.
@@ -213,7 +214,7 @@ impl Manager {
         for gid in gone {
             self.wired_port.datagrams.remove(&gid);
             let at = SocketAddr::new(gid.address(), port);
-            self.workers.remove_datagram_socket(DATAGRAM_WORKER, at);
+            self.workers.one(DATAGRAM_WORKER, Command::RemoveDatagramSocket(at));
         }
         // A private daemon without QPs of this device leaves the port to other processes.
         if self.wired_port.was_attempted() {

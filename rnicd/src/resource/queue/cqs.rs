@@ -14,6 +14,7 @@ use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::qp::Qp;
 use crate::resource::{Manager, find, refuse};
+use crate::worker::Command;
 
 impl Manager {
     pub(in crate::resource) fn create_cq(
@@ -38,7 +39,7 @@ impl Manager {
         let queue = place.format(QueueKind::Completion, cq.0, &doorbell)?;
         let shared = Arc::new(Cq::new(cq, id, context, queue));
         let channel = channel.zip(notified).map(|(channel, (sender, used))| {
-            self.workers.register_cq(cq, id, &sender);
+            self.workers.all(|| Command::RegisterCq { cq, session: id, channel: sender.clone() });
             (channel, used)
         });
         let location = place.location();
@@ -67,7 +68,7 @@ impl Manager {
             && let Some(channel) = session.channels.get(channel)
         {
             channel.sender.forget(cq);
-            self.workers.unregister_cq(cq);
+            self.workers.all(|| Command::UnregisterCq(cq));
         }
         Outcome::done()
     }

@@ -13,6 +13,7 @@ use rnic_abi::abi::queue::{QueueKind, QueueShape};
 use rnic_abi::types::*;
 use rnic_core::device::Cq;
 use rnic_core::device::cq::{CqFault, ResizeFault};
+use rnic_core::engine::{EngineCommand, Freed};
 
 use super::Room;
 use super::cqs::check_entries;
@@ -62,7 +63,8 @@ impl Manager {
             object.entries.reduce_to(wants);
             more.into_iter().for_each(|more| object.entries.add(more));
         }
-        self.workers.space_freed(&queue, waiting);
+        // The client rings no doorbell for these slots.
+        self.workers.some(waiting, || EngineCommand::Wake(Freed::Slots(queue.clone())));
         let (new_arena, descriptors) = session.arenas.keep(made);
         Outcome::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
     }

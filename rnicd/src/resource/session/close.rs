@@ -18,6 +18,7 @@ use rnic_abi::types::*;
 
 use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending};
+use crate::worker::Command;
 
 impl Manager {
     /// Ends a session. Its objects are dropped after all workers have acknowledged.
@@ -28,7 +29,7 @@ impl Manager {
         let ticket = self.workers.detach_session(id);
         for (cq, object) in &session.cqs {
             if object.channel.is_some() {
-                self.workers.unregister_cq(*cq);
+                self.workers.all(|| Command::UnregisterCq(*cq));
             }
         }
         self.pending.insert(ticket, Pending::Detach { session: id });

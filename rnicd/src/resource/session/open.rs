@@ -19,6 +19,7 @@ use crate::resource::Manager;
 use crate::resource::ledger::{Account, Charge, Kind};
 use crate::resource::policy::Identity;
 use crate::resource::queue::Arenas;
+use crate::worker::Command;
 
 /// The reply to Hello, and the event channel of the new session.
 pub struct SessionOpened {
@@ -85,17 +86,19 @@ impl Manager {
             EventSender::pair(self.config.limits.device.count(Kind::Events) as usize)?;
         let events = Arc::new(events);
         let mut descriptors = vec![arena, channel];
-        let mut scanners = Vec::new();
-        let mut eventfds = Vec::new();
+        let user = UserId(account.rights().uid);
+        let mut commands = Vec::new();
         for worker in 0..workers {
             let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            eventfds.push(bell.as_fd().try_clone_to_owned()?);
+            let eventfd = bell.as_fd().try_clone_to_owned()?;
             descriptors.push(bell);
-            let scanner = DoorbellScanner::new(first.clone(), worker);
-            scanners.push(scanner.map_err(io::Error::other)?);
+            let scanner = DoorbellScanner::new(first.clone(), worker).map_err(io::Error::other)?;
+            let events = events.clone();
+            commands.push(Command::Attach { session: id, user, scanner, eventfd, events });
         }
-        let user = UserId(account.rights().uid);
-        self.workers.attach_session(id, user, scanners, eventfds, &events);
+        for (worker, command) in (0..).zip(commands) {
+            self.workers.one(worker, command);
+        }
         let reply = HelloReply {
             status: HelloStatus::Ok as u32,
             version: ABI_VERSION,

@@ -88,7 +88,7 @@ fn worker_on_busy_cpu_sleeps_and_does_not_yield() {
         let mut client = Client::attach(1, &mut rig);
         let (mut a, a_config) = client.make_qp(1);
         let (_b, b_config) = client.make_qp(2);
-        rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        rig.connect(0, a_config, b_config);
         expect_established(&client, a.id);
         let mut raw = Vec::new();
         let mut ours = Vec::new();

@@ -26,8 +26,8 @@ use crate::device::{
     Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
 };
 use crate::engine::{
-    ConnectedEnd, DatagramConfig, Engine, EngineOptions, MulpduPolicy, Notification, Output,
-    PeerLimits, QpConfig, Receive, Receives, Transmit, Work,
+    Broadcast, ConnectedEnd, DatagramConfig, Engine, EngineCommand, EngineOptions, MulpduPolicy,
+    Notification, Output, PeerLimits, QpConfig, Receive, Receives, Transmit, Work,
 };
 use crate::stream::Negotiated;
 use crate::stream::startup::{
@@ -407,7 +407,8 @@ impl World {
         self.links.push(Link::new(End::Qp { engine, qp: id }, End::Raw));
         let config = self.take_config(qp, engine);
         n.leftover = std::mem::take(&mut self.leftover);
-        self.engines[engine].attach_tcp(config, n, addresses(false), self.now);
+        let end = ConnectedEnd { config, negotiated: n, addresses: addresses(false) };
+        self.engines[engine].attach_tcp(end, self.now);
         self.settle();
         Raw::new(link, peer)
     }
@@ -430,29 +431,27 @@ impl World {
         let engine_of = |w: &World, qp: usize, on: usize| w.hosts[w.apps[w.qps[qp].app].host][on];
         let on_a = engine_of(self, a, a_on);
         let on_b = engine_of(self, b, b_on);
-        let ca = self.take_config(a, on_a);
-        let cb = self.take_config(b, on_b);
+        let config = self.take_config(a, on_a);
+        let active = ConnectedEnd { config, negotiated: active, addresses: addresses(false) };
+        let config = self.take_config(b, on_b);
+        let passive = ConnectedEnd { config, negotiated: passive, addresses: addresses(true) };
         let now = self.now;
         if wiring.direct {
             assert_eq!(on_a, on_b, "the direct path is within one worker");
-            self.engines[on_a].attach_direct(
-                ConnectedEnd { config: ca, negotiated: active, addresses: addresses(false) },
-                ConnectedEnd { config: cb, negotiated: passive, addresses: addresses(true) },
-                now,
-            );
-            return;
+            let command = EngineCommand::AttachDirect(Box::new([active, passive]));
+            return self.engines[on_a].handle_command(command, now);
         }
         let end = |engine, qp: usize, w: &World| End::Qp { engine, qp: w.qps[qp].id };
         self.links.push(Link::new(end(on_a, a, self), end(on_b, b, self)));
-        self.engines[on_b].attach_tcp(cb, passive, addresses(true), now);
-        self.engines[on_a].attach_tcp(ca, active, addresses(false), now);
+        self.engines[on_b].attach_tcp(passive, now);
+        self.engines[on_a].attach_tcp(active, now);
     }
 
     /// Attaches a QP that was moved to Error before it was connected.
     pub fn attach_in_error(&mut self, qp: usize) {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let config = self.take_config(qp, engine);
-        self.engines[engine].attach_in_error(config, self.now);
+        self.engines[engine].handle_command(EngineCommand::AttachInError(config), self.now);
         self.settle();
     }
 
@@ -461,7 +460,7 @@ impl World {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let mut config = self.take_config(qp, engine);
         config.wiring = Some(wiring);
-        self.engines[engine].attach_roce(config, self.now);
+        self.engines[engine].handle_command(EngineCommand::AttachRoce(config), self.now);
     }
 
     /// Attaches a UD QP in RTR.
@@ -469,20 +468,30 @@ impl World {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let mut config = self.take_config(qp, engine);
         config.datagrams = Some(datagrams);
-        self.engines[engine].attach_roce(config, self.now);
+        self.engines[engine].handle_command(EngineCommand::AttachRoce(config), self.now);
+    }
+
+    /// Sends a command to the engine of a QP.
+    pub fn command(&mut self, qp: usize, command: impl FnOnce(QpId) -> EngineCommand) {
+        let QpEnd { engine, id, .. } = self.qps[qp];
+        self.engines[engine].handle_command(command(id), self.now);
+    }
+
+    /// Sends a command to every engine of a QP's host.
+    pub fn command_host(&mut self, qp: usize, command: impl Fn() -> EngineCommand) {
+        for engine in &self.hosts[self.apps[self.qps[qp].app].host] {
+            self.engines[*engine].handle_command(command(), self.now);
+        }
     }
 
     /// Modifies an RC, UC or UD QP.
     pub fn change(&mut self, qp: usize, change: control::QpChange) {
-        let QpEnd { engine, id, .. } = self.qps[qp];
-        self.engines[engine].change_qp(id, &change, self.now);
+        self.command(qp, |id| EngineCommand::Change(id, change));
     }
 
     /// Moves an RC or UC QP to RTS.
     pub fn move_to_rts(&mut self, qp: usize, sending: control::Sending) {
-        let QpEnd { engine, id, .. } = self.qps[qp];
-        let change = control::QpChange::ReadyToSend(sending);
-        self.engines[engine].change_qp(id, &change, self.now);
+        self.change(qp, control::QpChange::ReadyToSend(sending));
     }
 
     /// Links two RC or UC QPs by the direct path or by a new connection.
@@ -490,7 +499,8 @@ impl World {
         let [a, b] = ends.map(|qp| (self.qps[qp].engine, self.qps[qp].id));
         let now = self.now;
         if wiring.direct {
-            self.engines[a.0].link_direct([(a.1, limits), (b.1, limits)], now);
+            let command = EngineCommand::LinkDirect([(a.1, limits), (b.1, limits)]);
+            self.engines[a.0].handle_command(command, now);
             return self.settle();
         }
         // Close the previous connections.
@@ -505,8 +515,7 @@ impl World {
 
     /// Takes the stream from an RC or UC QP.
     pub fn unlink(&mut self, qp: usize) {
-        let QpEnd { engine, id, .. } = self.qps[qp];
-        self.engines[engine].unlink(id, "of the test", self.now);
+        self.command(qp, |id| EngineCommand::Unlink(id, "of the test".to_owned()));
         self.settle();
     }
 
@@ -520,10 +529,7 @@ impl World {
     }
 
     pub fn disconnect(&mut self, qp: usize) {
-        let engine = self.qps[qp].engine;
-        let id = self.qps[qp].id;
-        self.engines[engine].disconnect(id, DisconnectMode::Orderly, self.now);
-        self.settle();
+        self.disconnect_by(qp, DisconnectMode::Orderly);
     }
 
     /// Reports the peer's FIN, as the kernel does.
@@ -536,23 +542,20 @@ impl World {
 
     pub fn disconnect_within(&mut self, qp: usize, time: Duration) {
         let mode = DisconnectMode::OrderlyWithin { ms: time.as_millis() as u32 };
-        let engine = self.qps[qp].engine;
-        let id = self.qps[qp].id;
-        self.engines[engine].disconnect(id, mode, self.now);
-        self.settle();
+        self.disconnect_by(qp, mode);
     }
 
     pub fn abort(&mut self, qp: usize) {
-        let engine = self.qps[qp].engine;
-        let id = self.qps[qp].id;
-        self.engines[engine].disconnect(id, DisconnectMode::Abort, self.now);
+        self.disconnect_by(qp, DisconnectMode::Abort);
+    }
+
+    fn disconnect_by(&mut self, qp: usize, mode: DisconnectMode) {
+        self.command(qp, |id| EngineCommand::Disconnect(id, mode));
         self.settle();
     }
 
     pub fn admin_disconnect(&mut self, qp: usize) {
-        let engine = self.qps[qp].engine;
-        let id = self.qps[qp].id;
-        self.engines[engine].admin_disconnect(id, self.now);
+        self.command(qp, EngineCommand::AdminDisconnect);
         self.settle();
     }
 

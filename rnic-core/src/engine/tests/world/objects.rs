@@ -299,9 +299,7 @@ impl World {
             length: len as u64,
             memory,
         };
-        for engine in &self.hosts[app.host] {
-            self.engines[*engine].install_stag(entry.clone());
-        }
+        self.command_host(qp, || EngineCommand::InstallStag(entry.clone()));
         self.id();
         windows
     }
@@ -312,17 +310,13 @@ impl World {
         let id = MwId(self.id());
         let app = &self.apps[self.qps[qp].app];
         let window = Arc::new(Window::new(id, app.session, app.pd, kind, stag));
-        for engine in &self.hosts[app.host] {
-            self.engines[*engine].add_window(window.clone());
-        }
+        self.command_host(qp, || EngineCommand::AddWindow(window.clone()));
         window
     }
 
     /// Deallocates a window, as the resource manager does.
-    pub fn remove_window(&mut self, qp: usize, window: &Window) {
-        for engine in &self.hosts[self.apps[self.qps[qp].app].host] {
-            self.engines[*engine].remove_window(window);
-        }
+    pub fn remove_window(&mut self, qp: usize, window: &Arc<Window>) {
+        self.command_host(qp, || EngineCommand::RemoveWindow(window.clone()));
         window.close();
     }
 
@@ -335,8 +329,6 @@ impl World {
     }
 
     pub fn revoke(&mut self, qp: usize, stag: Stag) {
-        for engine in &self.hosts[self.apps[self.qps[qp].app].host] {
-            self.engines[*engine].revoke_stag(stag);
-        }
+        self.command_host(qp, || EngineCommand::RevokeStag(stag));
     }
 }

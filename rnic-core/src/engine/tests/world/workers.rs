@@ -196,7 +196,8 @@ impl World {
                     self.paused.retain(|at| Some(*at) != of);
                 }
                 Output::Warning { text, .. } => self.warnings.push(text),
-                Output::Notification(notification) => self.notified(engine, notification),
+                Output::Notification(notification) => self.notified(notification),
+                Output::Broadcast(request) => self.broadcast(engine, request),
                 Output::Copy(job) => self.copy_jobs.push_back((engine, job)),
             }
         }
@@ -206,24 +207,25 @@ impl World {
         worked
     }
 
+    /// Passes a request to the other workers of the host.
+    fn broadcast(&mut self, engine: usize, request: Broadcast) {
+        match request {
+            Broadcast::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
+            Broadcast::Freed { freed, workers } => {
+                let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+                for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
+                    let command = EngineCommand::Wake(freed.clone());
+                    self.engines[host[worker]].handle_command(command, self.now);
+                }
+            }
+        }
+    }
+
     /// Acts like the resource manager.
-    fn notified(&mut self, engine: usize, notification: Notification) {
+    fn notified(&mut self, notification: Notification) {
         match notification {
-            Notification::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
             Notification::CqFailed(cq) => self.failed_cqs.push(cq),
-            Notification::CqSpaceFreed { cq, workers } => {
-                let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
-                for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
-                    self.engines[host[worker]].handle_cq_space(&cq, self.now);
-                }
-            }
             Notification::SrqFailed(srq) => self.failed_srqs.push(srq),
-            Notification::ReceivesFreed { srq, workers } => {
-                let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
-                for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
-                    self.engines[host[worker]].handle_receives_posted(&srq, self.now);
-                }
-            }
             Notification::StagGuessed { peer, .. } => self.guesses.push(peer),
             Notification::Misbehaved { session, why } => self.misbehaved.push((session, why)),
             Notification::Note { session, kind, .. } => self.notes.push((session, kind)),
@@ -239,7 +241,8 @@ impl World {
         for (engine, qp, change) in std::mem::take(&mut self.changes) {
             let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
             for other in host {
-                self.engines[other].change_stags(&change);
+                let command = EngineCommand::ChangeStags(change.clone());
+                self.engines[other].handle_command(command, self.now);
             }
             let at_work =
                 |copier| self.copy_jobs.iter().any(|(_, job)| Arc::ptr_eq(&job.copier, copier));
@@ -248,7 +251,7 @@ impl World {
                 continue;
             }
             change.settle();
-            self.engines[engine].handle_stags_changed(qp, self.now);
+            self.engines[engine].handle_command(EngineCommand::StagsChanged(qp), self.now);
             said = true;
         }
         said
