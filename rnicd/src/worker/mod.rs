@@ -17,6 +17,7 @@ mod copy_queues;
 mod datagrams;
 mod management;
 mod run;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod ticket;
@@ -30,32 +31,21 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 use rnic_abi::shm::parker::Parker;
-use rnic_abi::shm::wait::WaitPolicy;
 use rnic_abi::types::{QpId, SessionId};
 use rnic_core::device::copier::Mark;
 use rnic_core::device::{Copier, DiagnosisLog, StagChange};
-use rnic_core::engine::{Broadcast, EngineCommand, EngineOptions, Notification};
+use rnic_core::engine::{Broadcast, EngineCommand, Notification};
 
-use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, spawn_confined};
 pub use command::Command;
 use command::{TicketedCommand, Urgency};
 use management::Management;
 pub use management::ManagementDatagram;
 use run::Worker;
+pub use shared::WorkerOptions;
+use shared::{Report, WorkerShared};
 pub use ticket::Ticket;
 use ticket::Tickets;
-
-/// Options common to all workers.
-#[derive(Clone, Debug)]
-pub struct WorkerOptions {
-    /// Options of each worker's engine. Each worker fills in its own number.
-    pub engine: EngineOptions,
-    /// Reaction to system calls that a worker does not need.
-    pub seccomp: Seccomp,
-    /// When to spin, yield and sleep.
-    pub wait: WaitPolicy,
-}
 
 /// The control thread's handle to all workers.
 #[derive(Debug)]
@@ -74,42 +64,12 @@ pub struct Workers {
     awaiting_copiers: Vec<(Ticket, Arc<Copier>, Mark)>,
 }
 
-/// A worker's report to the control thread.
-#[derive(Debug)]
-enum Report {
-    /// A notification for the resource manager.
-    Notification(Notification),
-    /// A request of this worker's engine to all engines.
-    Broadcast { worker: u32, request: Broadcast },
-    /// A copier that a ticket waits for has completed a job.
-    Copied,
-    /// This worker has released all resources of the session that this ticket detaches.
-    Gone { worker: usize, ticket: Ticket },
-}
-
 /// The control thread's handle to one worker.
 #[derive(Debug)]
 struct Handle {
     orders: Sender<TicketedCommand>,
     shared: Arc<WorkerShared>,
     thread: JoinHandle<()>,
-}
-
-/// State shared by a worker and the control thread, in addition to the command queue.
-#[derive(Debug)]
-struct WorkerShared {
-    parker: Parker,
-    waker: Waker,
-    /// The last ticket carried out.
-    carried_out: AtomicU64,
-    /// Number of QPs that the worker has or is about to get. The control thread adds to it, the
-    /// worker subtracts.
-    load: AtomicU32,
-    /// The control thread wants to be woken when this worker wakes up. The control thread sets it,
-    /// the worker clears it.
-    watched: AtomicBool,
-    /// Management datagrams for the control thread.
-    management: Management,
 }
 
 impl Workers {

@@ -25,16 +25,16 @@ use rnic_core::engine::{
 };
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
+use super::Ticket;
 use super::clients::Clients;
 use super::command::{Command, TicketedCommand};
 use super::connections::{Connections, Polled, WAKER};
 use super::copy_queues::{Answer, CopyQueues};
 use super::datagrams::DatagramSockets;
+use super::shared::{Report, WorkerOptions, WorkerShared};
 use crate::clock;
 use crate::log::RateLimitedLog;
 use crate::privilege::set_short_slices;
-
-use super::{Report, Ticket, WorkerOptions, WorkerShared};
 
 /// One worker, on its own thread.
 pub(super) struct Worker {

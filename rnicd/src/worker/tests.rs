@@ -16,12 +16,13 @@ use rnic_abi::shm::queue::{
     CompletionConsumer, CopyConsumer, CopyProducer, QueueMemory, ReceiveConsumer, ReceiveProducer,
     SendConsumer, SendProducer,
 };
+use rnic_abi::shm::wait::WaitPolicy;
 use rnic_abi::types::{
     Access, AddressPair, CompletionStatus, CqId, MrId, PdId, QpState, Scope, Stag, TerminateOrigin,
     UserId,
 };
 use rnic_core::device::{Cq, Memory, QpShared, StagEntry};
-use rnic_core::engine::{ConnectedEnd, MulpduPolicy, QpConfig, Receives};
+use rnic_core::engine::{ConnectedEnd, EngineOptions, MulpduPolicy, QpConfig, Receives};
 use rnic_core::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
 use super::*;
