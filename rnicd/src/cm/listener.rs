@@ -385,21 +385,14 @@ impl ConnectionManager {
         if self.make_room(session, peer, now) {
             return Ok(());
         }
-        let of_user = self.startups.of(self.quotas.user(session)) as u64;
-        Err(match self.quotas.of(session) {
-            Some(quota) if of_user >= quota.startups.into() => Refusal::Limit {
-                key: quota.startups_key.clone(),
-                limit: quota.startups.into(),
-                used: of_user,
-                wanted: 1,
-            },
-            _ => Refusal::Limit {
-                key: self.options.startups_key.clone(),
-                limit: self.options.startups as u64,
-                used: self.startups.total() as u64,
-                wanted: 1,
-            },
-        })
+        let of_user = self.startups.of(self.quotas.user(session));
+        let (key, limit, used) = match self.quotas.of(session) {
+            Some(quota) if of_user >= quota.startups as usize => {
+                (&quota.startups_key, quota.startups as usize, of_user)
+            }
+            _ => (&self.options.startups_key, self.options.startups, self.startups.total()),
+        };
+        Err(Refusal::Limit { key: key.clone(), limit: limit as u64, used: used as u64, wanted: 1 })
     }
 
     /// Waits for a request on a connection.

@@ -86,9 +86,7 @@ impl ConnectionManager {
         socket: Socket,
         now: Time,
     ) -> Result<(), Refusal> {
-        if !self.make_room(session, addresses.peer.ip(), now) {
-            return Err(self.no_room(session));
-        }
+        self.room_for_start_up(session, addresses.peer.ip(), now)?;
         let key = self.insert(Slot::Listener { id, session });
         self.listeners.insert(id, Listener::new_passed(session, addresses.local, key));
         self.begin(session, id, socket, addresses, now).map_err(|e| {
@@ -96,17 +94,6 @@ impl ConnectionManager {
             self.listeners.remove(&id);
             system::refusal("poll the socket", &e)
         })
-    }
-
-    /// Returns the refusal for the start-up limit that was reached.
-    fn no_room(&self, session: SessionId) -> Refusal {
-        let (key, limit, used) = match self.quotas.of(session) {
-            Some(q) if self.startups.of(q.user) >= q.startups as usize => {
-                (&q.startups_key, q.startups as usize, self.startups.of(q.user))
-            }
-            _ => (&self.options.startups_key, self.options.startups, self.startups.total()),
-        };
-        Refusal::Limit { key: key.clone(), limit: limit as u64, used: used as u64, wanted: 1 }
     }
 
     /// Sends a rejection on a connection that a client passed, then releases the socket.
