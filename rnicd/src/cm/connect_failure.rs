@@ -3,6 +3,9 @@
 use std::fmt::Display;
 use std::io;
 
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::types::{RequestId, TerminateCode};
+use rnic_core::stream::startup::{PrivateDataTooLong, ResponderError};
 use rustix::io::Errno;
 
 use crate::system;
@@ -44,5 +47,35 @@ impl ConnectFailure {
 
     fn of(errno: Errno, reason: impl Display) -> Self {
         ConnectFailure { errno: system::number(&errno.into()), reason: reason.to_string() }
+    }
+}
+
+/// Formats a start-up failure with its error code of RFC 5044 section 8.
+pub(super) fn with_code(what: &impl Display, code: Option<TerminateCode>) -> String {
+    match code {
+        Some(code) => format!("{what}: {code}"),
+        None => what.to_string(),
+    }
+}
+
+pub(super) fn too_long(e: PrivateDataTooLong) -> Refusal {
+    Refusal::AboveMaximum {
+        field: "private_data".into(),
+        value: e.len as u64,
+        key: "maximum bytes in an MPA frame".into(),
+        limit: e.limit as u64,
+    }
+}
+
+/// Converts an error of the responder into a refusal for the application.
+pub(super) fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
+    match e {
+        ResponderError::PrivateData(e) => too_long(e),
+        other => Refusal::WrongState {
+            kind: "connection request".into(),
+            handle: request.0,
+            state: other.to_string(),
+            needs: "undecided".into(),
+        },
     }
 }

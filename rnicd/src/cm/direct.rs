@@ -8,32 +8,15 @@
 use std::net::SocketAddr;
 
 use rnic_abi::abi::control::Refusal;
-use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
-use rnic_core::stream::startup::{
-    Initiator, InitiatorStep, Responder, ResponderError, ResponderStep,
-};
+use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, Time};
+use rnic_core::stream::startup::{InitiatorStep, Responder, ResponderError, ResponderStep};
 
-use super::active::new_initiator;
-use super::connect_failure::ConnectFailure;
-use super::passive::request_event;
-use super::{
-    AcceptParams, CmEvent, ConnectParams, ConnectionManager, DirectEnd, Slot, answer_refused, net,
-};
+use super::connect_failure::{ConnectFailure, answer_refused};
+use super::slots::Direct;
+use super::tcp::active::new_initiator;
+use super::tcp::request_event;
+use super::{AcceptParams, CmEvent, ConnectParams, ConnectionManager, DirectEnd, Slot, net};
 use crate::system;
-
-/// An undecided request between two QPs of this daemon.
-#[derive(Debug)]
-pub(super) struct Direct {
-    /// Session of the initiator.
-    pub(super) session: SessionId,
-    pub(super) qp: QpId,
-    initiator: Initiator,
-    pub(super) listener: ListenerId,
-    pub(super) request: RequestId,
-    responder: Responder,
-    /// Addresses as the initiator sees them.
-    addresses: AddressPair,
-}
 
 impl ConnectionManager {
     /// Returns the listener of this daemon that a connect reaches, and the source address.

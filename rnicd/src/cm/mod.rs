@@ -11,266 +11,52 @@
 //! Limits are plain numbers in [`CmOptions`]. The manager reads no clock and never blocks: the
 //! control thread, its only caller, passes readiness and time. Every phase has a deadline.
 
-mod active;
-mod ask_back;
 mod connect_failure;
 mod deadlines;
 mod direct;
+mod event;
 mod listener;
 mod net;
-mod passed;
-mod passive;
+mod params;
 mod quota;
+mod shedding;
 mod sidr;
 mod slots;
 mod stag_guesses;
 mod startups;
+mod tcp;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use rnic_abi::abi::control::{ListenerRow, Refusal};
-use rnic_abi::roce::sidr::Bytes as Mad;
-use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, TerminateCode, Time};
-use rnic_core::stream::startup::{Negotiated, Options, PrivateDataTooLong, ResponderError};
+use rnic_abi::types::{ListenerId, QpId, RequestId, SessionId, Time};
 use slab::Slab;
 
 pub use connect_failure::ConnectFailure;
+use connect_failure::answer_refused;
 use deadlines::Deadlines;
+pub use event::{CmEvent, DirectEnd, Rejection};
 pub use listener::BindTo;
-use listener::{Listener, Shedding};
+use listener::Listener;
 pub use net::SocketBuffers;
-pub use passed::examine;
+pub use params::{AcceptParams, CmOptions, ConnectParams};
 pub use quota::Quota;
 use quota::Quotas;
+use shedding::Shedding;
 use sidr::Sidr;
 use slots::{Index, Slot, SlotEntry};
 use stag_guesses::StagGuessLimiter;
-use startups::Startups;
-
-use crate::config::{PortMap, Tcp};
-use crate::socket::Socket;
+use startups::{Startups, WaitsFor};
+pub use tcp::passed::examine;
 
 /// Session of the daemon itself. No client has this number.
 pub const DAEMON: SessionId = SessionId(0);
-
-/// Limits and deadlines of the connection manager.
-#[derive(Clone, Debug)]
-pub struct CmOptions {
-    /// Offers and requests in MPA start-up. IRD and ORD are the device's defaults.
-    pub startup: Options,
-    /// Maximum IRD of an accepted connection.
-    pub max_ird: u16,
-    /// Maximum ORD of an accepted connection.
-    pub max_ord: u16,
-    /// Keepalive and timeouts of connections that begin from now on.
-    pub tcp: Tcp,
-    /// Maps between RDMA ports, which programs use, and TCP ports. Addresses in the API of this
-    /// module have RDMA ports.
-    pub ports: PortMap,
-    /// Connects to this daemon's own listeners use no TCP connection.
-    pub direct: bool,
-    /// Maximum connections of all users in start-up that hold a descriptor and no QP. Above it, a
-    /// connection of the user with the most is evicted for a new one.
-    pub startups: usize,
-    /// Configuration key of `startups`.
-    pub startups_key: String,
-    /// Kernel buffer sizes of the daemon's own connections.
-    pub buffers: SocketBuffers,
-    /// Connections per second that one remote host may open to the listeners of one user. Further
-    /// ones are reset.
-    pub peer_connections_per_second: u32,
-    /// Invalid STags of one user that a peer's address may use within a minute before that user's
-    /// listeners reset its connections.
-    pub stag_guesses_per_minute: u32,
-    /// Time limit for the TCP handshake.
-    pub connect_deadline: Duration,
-    /// Time limit for the peer's reply, from the time our request is sent.
-    pub reply_deadline: Duration,
-    /// Time limit for the peer's request, from the time its connection is accepted.
-    pub request_deadline: Duration,
-    /// Time limit for the application to accept or reject a request.
-    pub decision_deadline: Duration,
-    /// Time limit for the peer to close after a rejection.
-    pub close_deadline: Duration,
-}
-
-/// Parameters of a connect.
-#[derive(Clone, Debug)]
-pub struct ConnectParams {
-    /// Owner of the QP.
-    pub session: SessionId,
-    /// The QP to connect, in state Idle.
-    pub qp: QpId,
-    /// Address and port of the peer.
-    pub peer: SocketAddr,
-    /// Local address, if the application chose one.
-    pub local: Option<SocketAddr>,
-    /// IRD to offer; `None` for the device's default.
-    pub ird: Option<u16>,
-    /// ORD to request; `None` for the device's default.
-    pub ord: Option<u16>,
-    /// Private data for the peer's application.
-    pub private_data: Vec<u8>,
-    /// Asks for the peer-to-peer model (RFC 6581 section 8).
-    pub peer_to_peer: bool,
-}
-
-/// Parameters of an accept.
-#[derive(Clone, Debug)]
-pub struct AcceptParams {
-    /// The undecided request, from its event.
-    pub request: RequestId,
-    /// The QP to connect.
-    pub qp: QpId,
-    /// IRD to offer; `None` for the ORD that the peer requests, within the maximum.
-    pub ird: Option<u16>,
-    /// ORD to request; `None` for the IRD that the peer offers, within the maximum.
-    pub ord: Option<u16>,
-    /// Private data for the peer's application.
-    pub private_data: Vec<u8>,
-}
-
-/// Results of binding, listening, connecting and accepting.
-#[derive(Debug)]
-pub enum CmEvent {
-    /// A peer asks to connect.
-    Request {
-        /// The listener that received it.
-        listener: ListenerId,
-        /// The request to accept or reject.
-        request: RequestId,
-        /// The listener's end and the peer.
-        addresses: AddressPair,
-        /// IRD that the peer offers, if negotiated.
-        peer_ird: Option<u16>,
-        /// ORD that the peer requests, if negotiated.
-        peer_ord: Option<u16>,
-        /// MPA revision of the request.
-        revision: u8,
-        /// The peer asked for the peer-to-peer model.
-        peer_to_peer: bool,
-        /// The peer's private data.
-        private_data: Vec<u8>,
-    },
-    /// An undecided request has ended.
-    Withdrawn {
-        /// The listener that received it.
-        listener: ListenerId,
-        /// The request, no longer valid.
-        request: RequestId,
-        /// Why it ended: the peer, a deadline, or a socket error.
-        reason: String,
-    },
-    /// No request will arrive on a connection that a client passed.
-    NoRequest {
-        /// The listener that serves it.
-        listener: ListenerId,
-        /// Reason why there is no request.
-        reason: String,
-    },
-    /// The kernel has taken the rest of a rejection that was [`Rejection::Sending`], or its
-    /// connection has ended.
-    Returned {
-        /// The session that rejected.
-        session: SessionId,
-    },
-    /// The result of [`ConnectionManager::ask_back`].
-    Answered {
-        /// The request, still undecided.
-        request: RequestId,
-        /// Private data of the answer, or why there is no answer.
-        answer: Result<Vec<u8>, String>,
-    },
-    /// TCP is connected, and the MPA request is being sent.
-    Reached {
-        /// The QP that connects.
-        qp: QpId,
-    },
-    /// Start-up has finished on a TCP connection, as initiator or as responder.
-    ConnectedTcp {
-        /// The QP that connected or accepted.
-        qp: QpId,
-        /// The connection, deregistered from the manager's poll.
-        stream: Socket,
-        /// Parameters that both ends agreed on.
-        negotiated: Box<Negotiated>,
-        /// Our end and the peer.
-        addresses: AddressPair,
-    },
-    /// Start-up has finished between two QPs of this daemon.
-    ConnectedDirect {
-        /// The end that connected.
-        active: Box<DirectEnd>,
-        /// The end that accepted.
-        passive: Box<DirectEnd>,
-    },
-    /// The peer's application rejected the connection.
-    Rejected {
-        /// The QP that connected.
-        qp: QpId,
-        /// The peer's private data.
-        private_data: Vec<u8>,
-    },
-    /// Connecting failed.
-    Unreachable {
-        /// The QP that connected or accepted.
-        qp: QpId,
-        /// The failure: TCP, MPA or a deadline.
-        why: ConnectFailure,
-    },
-    /// A UD QP serves the requested port.
-    Resolved {
-        /// The QP that resolves the port.
-        qp: QpId,
-        /// Our end and the peer.
-        addresses: AddressPair,
-        /// Index of the device's GID that the peer uses for us.
-        source: u16,
-        /// The UD QP that serves the port.
-        remote_qp: QpId,
-        /// Q_Key of that QP.
-        q_key: u32,
-        /// The peer's private data.
-        private_data: Vec<u8>,
-    },
-    /// Sends a management datagram (MAD) between the QPs 1 of two ports.
-    Management {
-        /// The device's own address.
-        from: IpAddr,
-        /// Address of the destination port.
-        to: IpAddr,
-        /// The datagram.
-        mad: Box<Mad>,
-    },
-}
-
-/// Progress of a rejection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejection {
-    /// The caller has nothing to wait for.
-    Done,
-    /// The kernel has not taken all of the reply on a socket that a client passed. The client may
-    /// use the socket again after [`CmEvent::Returned`].
-    Sending,
-}
-
-/// One end of a connection inside this daemon.
-#[derive(Debug)]
-pub struct DirectEnd {
-    /// The QP at this end.
-    pub qp: QpId,
-    /// Parameters that both ends agreed on, as this end sees them.
-    pub negotiated: Negotiated,
-    /// Addresses as this end sees them.
-    pub addresses: AddressPair,
-}
 
 /// Listeners, connection requests and connections in start-up. See the module's documentation.
 #[derive(Debug)]
@@ -603,35 +389,82 @@ impl ConnectionManager {
         };
         rejected.map_err(|e| answer_refused(e, request))
     }
-}
 
-/// Formats a start-up failure with its error code of RFC 5044 section 8.
-fn with_code(what: &impl std::fmt::Display, code: Option<TerminateCode>) -> String {
-    match code {
-        Some(code) => format!("{what}: {code}"),
-        None => what.to_string(),
+    // --- Slots -------------------------------------------------------------------------------
+
+    fn insert(&mut self, slot: Slot) -> usize {
+        let session = slot.session();
+        let listener = slot.listener();
+        let key = self.slots.insert(SlotEntry { slot, deadline: None, charge: None });
+        if let Some(session) = session {
+            self.of_session.add(session, key);
+        }
+        if let Some(listener) = listener {
+            self.of_listener.add(listener, key);
+        }
+        key
     }
-}
 
-fn too_long(e: PrivateDataTooLong) -> Refusal {
-    Refusal::AboveMaximum {
-        field: "private_data".into(),
-        value: e.len as u64,
-        key: "maximum bytes in an MPA frame".into(),
-        limit: e.limit as u64,
+    /// Empties a slot and removes its deadline, charge, request and QP. Dropping a stream closes
+    /// it.
+    fn remove(&mut self, key: usize) -> Option<Slot> {
+        self.set_deadline(key, None);
+        self.credit(key);
+        let slot = self.slots.try_remove(key)?.slot;
+        if let Some(session) = slot.session() {
+            self.of_session.remove(&session, key);
+        }
+        if let Some(listener) = slot.listener() {
+            self.of_listener.remove(&listener, key);
+        }
+        // Closing our descriptor does not deregister the socket if the client holds it too.
+        if let Some(stream) = slot.stream().filter(|s| s.is_passed()) {
+            self.deregister(stream);
+        }
+        if let Some(request) = slot.request() {
+            self.requests.remove(&request);
+            if let Some(check) = self.request_checks.remove(&request) {
+                self.remove(check);
+            }
+        }
+        if let Slot::RequestCheck(check) = &slot {
+            self.request_checks.remove(&check.request);
+        }
+        if let Some(qp) = slot.qp() {
+            self.qps.remove(&qp);
+        }
+        if let Slot::SidrRequest(asked) = &slot {
+            self.sidr.forget(asked.from, asked.exchange);
+        }
+        Some(slot)
     }
-}
 
-/// Converts an error of the responder into a refusal for the application.
-fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
-    match e {
-        ResponderError::PrivateData(e) => too_long(e),
-        other => Refusal::WrongState {
-            kind: "connection request".into(),
-            handle: request.0,
-            state: other.to_string(),
-            needs: "undecided".into(),
-        },
+    /// Replaces a slot's deadline.
+    fn set_deadline(&mut self, key: usize, at: Option<Time>) {
+        let Some(entry) = self.slots.get_mut(key) else { return };
+        if let Some(old) = entry.deadline {
+            self.deadlines.remove(old, key);
+        }
+        entry.deadline = at;
+        if let Some(at) = at {
+            self.deadlines.insert(at, key);
+        }
+    }
+
+    /// Charges a session's user for a slot. Replaces an earlier charge.
+    fn charge(&mut self, key: usize, session: SessionId, peer: IpAddr, awaits: WaitsFor) {
+        self.credit(key);
+        let user = self.quotas.user(session);
+        if let Some(entry) = self.slots.get_mut(key) {
+            entry.charge = Some(self.startups.charge(user, peer, awaits, key));
+        }
+    }
+
+    /// Removes the charge of a slot.
+    fn credit(&mut self, key: usize) {
+        if let Some(charge) = self.slots.get_mut(key).and_then(|entry| entry.charge.take()) {
+            self.startups.credit(charge);
+        }
     }
 }
 

@@ -3,19 +3,15 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
-use std::net::IpAddr;
 
-use rnic_abi::types::{ListenerId, QpId, RequestId, SessionId, Time};
+use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
+use rnic_core::stream::startup::{Initiator, Responder};
 
-use super::ConnectionManager;
-use super::active::Active;
-use super::ask_back::RequestCheck;
-use super::direct::Direct;
-use super::passed::Returning;
-use super::passive::{Closing, Passive};
-use super::sidr::client::SidrResolution;
-use super::sidr::server::SidrRequest;
-use super::startups::{Charge, WaitsFor};
+use super::sidr::{SidrRequest, SidrResolution};
+use super::startups::Charge;
+use super::tcp::active::Active;
+use super::tcp::passive::Passive;
+use super::tcp::rejected::{Closing, Returning};
 use crate::socket::Socket;
 
 /// The object of one token.
@@ -24,7 +20,7 @@ pub(super) struct SlotEntry {
     pub(super) slot: Slot,
     pub(super) deadline: Option<Time>,
     /// Set while it holds a descriptor and no QP.
-    charge: Option<Charge>,
+    pub(super) charge: Option<Charge>,
 }
 
 #[derive(Debug)]
@@ -40,6 +36,27 @@ pub(super) enum Slot {
     RequestCheck(Box<RequestCheck>),
 }
 
+/// An undecided request between two QPs of this daemon.
+#[derive(Debug)]
+pub(super) struct Direct {
+    /// Session of the initiator.
+    pub(super) session: SessionId,
+    pub(super) qp: QpId,
+    pub(super) initiator: Initiator,
+    pub(super) listener: ListenerId,
+    pub(super) request: RequestId,
+    pub(super) responder: Responder,
+    /// Addresses as the initiator sees them.
+    pub(super) addresses: AddressPair,
+}
+
+/// A query to a peer's daemon about a request.
+#[derive(Debug)]
+pub(super) struct RequestCheck {
+    pub(super) request: RequestId,
+    pub(super) active: Active,
+}
+
 /// Slots by owner.
 #[derive(Debug)]
 pub(super) struct Index<K>(HashMap<K, BTreeSet<usize>>);
@@ -51,11 +68,11 @@ impl<K> Default for Index<K> {
 }
 
 impl<K: Eq + Hash> Index<K> {
-    fn add(&mut self, owner: K, key: usize) {
+    pub(super) fn add(&mut self, owner: K, key: usize) {
         self.0.entry(owner).or_default().insert(key);
     }
 
-    fn remove(&mut self, owner: &K, key: usize) {
+    pub(super) fn remove(&mut self, owner: &K, key: usize) {
         if let Some(keys) = self.0.get_mut(owner) {
             keys.remove(&key);
             if keys.is_empty() {
@@ -67,89 +84,6 @@ impl<K: Eq + Hash> Index<K> {
     /// Returns the current slots of one owner.
     pub(super) fn of(&self, owner: &K) -> Vec<usize> {
         self.0.get(owner).into_iter().flatten().copied().collect()
-    }
-}
-
-impl ConnectionManager {
-    pub(super) fn insert(&mut self, slot: Slot) -> usize {
-        let session = slot.session();
-        let listener = slot.listener();
-        let key = self.slots.insert(SlotEntry { slot, deadline: None, charge: None });
-        if let Some(session) = session {
-            self.of_session.add(session, key);
-        }
-        if let Some(listener) = listener {
-            self.of_listener.add(listener, key);
-        }
-        key
-    }
-
-    /// Empties a slot and removes its deadline, charge, request and QP. Dropping a stream closes
-    /// it.
-    pub(super) fn remove(&mut self, key: usize) -> Option<Slot> {
-        self.set_deadline(key, None);
-        self.credit(key);
-        let slot = self.slots.try_remove(key)?.slot;
-        if let Some(session) = slot.session() {
-            self.of_session.remove(&session, key);
-        }
-        if let Some(listener) = slot.listener() {
-            self.of_listener.remove(&listener, key);
-        }
-        // Closing our descriptor does not deregister the socket if the client holds it too.
-        if let Some(stream) = slot.stream().filter(|s| s.is_passed()) {
-            self.deregister(stream);
-        }
-        if let Some(request) = slot.request() {
-            self.requests.remove(&request);
-            if let Some(check) = self.request_checks.remove(&request) {
-                self.remove(check);
-            }
-        }
-        if let Slot::RequestCheck(check) = &slot {
-            self.request_checks.remove(&check.request);
-        }
-        if let Some(qp) = slot.qp() {
-            self.qps.remove(&qp);
-        }
-        if let Slot::SidrRequest(asked) = &slot {
-            self.sidr.forget(asked.from, asked.exchange);
-        }
-        Some(slot)
-    }
-
-    /// Replaces a slot's deadline.
-    pub(super) fn set_deadline(&mut self, key: usize, at: Option<Time>) {
-        let Some(entry) = self.slots.get_mut(key) else { return };
-        if let Some(old) = entry.deadline {
-            self.deadlines.remove(old, key);
-        }
-        entry.deadline = at;
-        if let Some(at) = at {
-            self.deadlines.insert(at, key);
-        }
-    }
-
-    /// Charges a session's user for a slot. Replaces an earlier charge.
-    pub(super) fn charge(
-        &mut self,
-        key: usize,
-        session: SessionId,
-        peer: IpAddr,
-        awaits: WaitsFor,
-    ) {
-        self.credit(key);
-        let user = self.quotas.user(session);
-        if let Some(entry) = self.slots.get_mut(key) {
-            entry.charge = Some(self.startups.charge(user, peer, awaits, key));
-        }
-    }
-
-    /// Removes the charge of a slot.
-    pub(super) fn credit(&mut self, key: usize) {
-        if let Some(charge) = self.slots.get_mut(key).and_then(|entry| entry.charge.take()) {
-            self.startups.credit(charge);
-        }
     }
 }
 
@@ -176,7 +110,7 @@ impl Slot {
     }
 
     /// Returns the session that listens or connects.
-    fn session(&self) -> Option<SessionId> {
+    pub(super) fn session(&self) -> Option<SessionId> {
         match self {
             Slot::Active(a) => Some(a.params.session),
             Slot::Passive(p) => Some(p.session),
@@ -191,7 +125,7 @@ impl Slot {
     }
 
     /// Returns the listener that received it.
-    fn listener(&self) -> Option<ListenerId> {
+    pub(super) fn listener(&self) -> Option<ListenerId> {
         match self {
             Slot::Passive(p) => Some(p.listener),
             Slot::Direct(d) => Some(d.listener),

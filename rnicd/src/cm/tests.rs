@@ -1,13 +1,16 @@
 //! Connections between two managers in one process, and with hand-written peers.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::time::Instant;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 use mio::{Events, Poll};
-use rnic_core::stream::startup::{Role, RtrKinds};
+use rnic_abi::types::AddressPair;
+use rnic_core::stream::startup::{Negotiated, Options, Role, RtrKinds};
 
 use super::*;
+use crate::config::Tcp;
+use crate::socket::Socket;
 
 mod ask_back;
 mod frames;

@@ -8,28 +8,14 @@ use std::time::Duration;
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::roce::is_unicast;
 use rnic_abi::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
-use rnic_abi::types::{AddressPair, QpId, SessionId, Time};
+use rnic_abi::types::{AddressPair, QpId, Time};
 use rustix::io::Errno;
 
 use super::server::too_long;
+use super::state::SidrResolution;
 use crate::cm::{CmEvent, ConnectFailure, ConnectParams, ConnectionManager, Slot, net};
 use crate::config::Span;
 use crate::system;
-
-/// A resolution that waits for its reply.
-#[derive(Debug)]
-pub struct SidrResolution {
-    pub(in crate::cm) session: SessionId,
-    pub(in crate::cm) qp: QpId,
-    exchange: Exchange,
-    addresses: AddressPair,
-    /// Index of the source GID in the device's table.
-    source: u16,
-    request: Box<sidr::Bytes>,
-    /// Pause after the next transmission.
-    pause: Duration,
-    until: Time,
-}
 
 impl ConnectionManager {
     /// Resolves the UD QP that serves a port. The result is an event; errors are failures of the

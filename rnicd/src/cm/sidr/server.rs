@@ -4,7 +4,6 @@
 //! dropped without a reply (a real requester sends it again), nothing is evicted for a request, and
 //! a reply is as long as its request and is sent to that request's source.
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use rnic_abi::abi::control::Refusal;
@@ -12,47 +11,11 @@ use rnic_abi::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, ze
 use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 use rustix::io::Errno;
 
+use super::state::SidrRequest;
 use crate::cm::listener::{BindTo, Listener, in_use};
 use crate::cm::startups::WaitsFor;
 use crate::cm::{CmEvent, ConnectionManager, Slot};
 use crate::system;
-
-/// A SIDR request that the program has not decided.
-#[derive(Debug)]
-pub struct SidrRequest {
-    pub(in crate::cm) session: SessionId,
-    pub(in crate::cm) listener: ListenerId,
-    pub(in crate::cm) request: RequestId,
-    pub(in crate::cm) from: IpAddr,
-    to: IpAddr,
-    pub(in crate::cm) exchange: Exchange,
-    service: ServiceId,
-}
-
-/// Recent replies of a listener, for requesters whose reply was lost.
-#[derive(Debug, Default)]
-pub struct RecentReplies(VecDeque<Answer>);
-
-#[derive(Debug)]
-struct Answer {
-    to: IpAddr,
-    exchange: Exchange,
-    reply: Box<sidr::Bytes>,
-}
-
-impl RecentReplies {
-    fn keep(&mut self, to: IpAddr, exchange: Exchange, reply: &sidr::Bytes) {
-        if self.0.len() >= MAX_REPLIES {
-            self.0.pop_front();
-        }
-        self.0.push_back(Answer { to, exchange, reply: Box::new(*reply) });
-    }
-
-    fn find(&self, to: IpAddr, exchange: Exchange) -> Option<sidr::Bytes> {
-        let answer = self.0.iter().find(|a| (a.to, a.exchange) == (to, exchange));
-        answer.map(|answer| *answer.reply)
-    }
-}
 
 impl ConnectionManager {
     /// Binds an address of the UD port space without listening. Returns it with the chosen port.
@@ -278,7 +241,5 @@ pub(super) fn too_long(private_data: &[u8], limit: usize) -> Refusal {
     }
 }
 
-/// Maximum replies that a listener keeps, each for one requester.
-const MAX_REPLIES: usize = 64;
 /// Maximum replies per second to other daemons without a program's decision.
 const REFUSALS_PER_SECOND: u32 = 1000;

@@ -16,10 +16,11 @@ use rustix::net::{AddressFamily, SocketType, ipproto};
 use socket2::SockRef;
 
 use super::active::{Active, new_initiator};
-use super::listener::Listener;
-use super::net::{self, OutgoingBytes};
-use super::startups::WaitsFor;
-use super::{CmEvent, ConnectParams, ConnectionManager, Rejection, Slot};
+use super::rejected::Returning;
+use crate::cm::listener::Listener;
+use crate::cm::net::{self, OutgoingBytes};
+use crate::cm::startups::WaitsFor;
+use crate::cm::{CmEvent, ConnectParams, ConnectionManager, Rejection, Slot};
 use crate::socket::Socket;
 use crate::system;
 
@@ -97,7 +98,7 @@ impl ConnectionManager {
     }
 
     /// Sends a rejection on a connection that a client passed, then releases the socket.
-    pub(super) fn give_back(
+    pub(in crate::cm) fn give_back(
         &mut self,
         session: SessionId,
         peer: IpAddr,
@@ -127,7 +128,7 @@ impl ConnectionManager {
         Rejection::Done
     }
 
-    pub(super) fn drive_returning(&mut self, key: usize) {
+    pub(in crate::cm) fn drive_returning(&mut self, key: usize) {
         let Slot::Returning(returning) = &mut self.slots[key].slot else { return };
         match returning.reply.send(&returning.stream) {
             Ok(false) => {}
@@ -142,7 +143,7 @@ impl ConnectionManager {
     }
 
     /// Gives up sending a rejection. Half a reply cannot be continued, so the connection ends.
-    pub(super) fn end_returning(&mut self, key: usize) {
+    pub(in crate::cm) fn end_returning(&mut self, key: usize) {
         if let Some(Slot::Returning(returning)) = self.remove(key) {
             self.returned(&returning);
         }
@@ -152,27 +153,6 @@ impl ConnectionManager {
         if returning.awaited {
             self.events.push_back(CmEvent::Returned { session: returning.session });
         }
-    }
-}
-
-/// A rejected connection with a pending reply: the kernel's send buffer is full, because the peer
-/// has not read the streaming-mode data before it.
-#[derive(Debug)]
-pub(super) struct Returning {
-    session: SessionId,
-    /// A client waits for [`CmEvent::Returned`].
-    awaited: bool,
-    stream: Socket,
-    reply: OutgoingBytes,
-}
-
-impl Returning {
-    pub(super) fn session(&self) -> SessionId {
-        self.session
-    }
-
-    pub(super) fn stream(&self) -> &Socket {
-        &self.stream
     }
 }
 

@@ -7,16 +7,10 @@
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::types::{RequestId, Time};
 
-use super::active::{Active, Step};
-use super::startups::WaitsFor;
-use super::{CmEvent, ConnectParams, ConnectionManager, Slot};
-
-/// A query to a peer's daemon about a request.
-#[derive(Debug)]
-pub(super) struct RequestCheck {
-    pub(super) request: RequestId,
-    pub(super) active: Active,
-}
+use super::active::Step;
+use crate::cm::slots::RequestCheck;
+use crate::cm::startups::WaitsFor;
+use crate::cm::{CmEvent, ConnectParams, ConnectionManager, Slot};
 
 impl ConnectionManager {
     /// Connects to `params.peer` and sends `params.private_data` as a query about an undecided
@@ -56,7 +50,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    pub(super) fn drive_request_check(&mut self, key: usize, now: Time) {
+    pub(in crate::cm) fn drive_request_check(&mut self, key: usize, now: Time) {
         let Slot::RequestCheck(check) = &mut self.slots[key].slot else { return };
         let answer = match check.active.drive(&mut self.scratch[..]) {
             Step::Wait { entered_reply: false } => return,
@@ -72,7 +66,7 @@ impl ConnectionManager {
     }
 
     /// Closes the connection of a query and reports the answer.
-    pub(super) fn end_request_check(&mut self, key: usize, answer: Result<Vec<u8>, String>) {
+    pub(in crate::cm) fn end_request_check(&mut self, key: usize, answer: Result<Vec<u8>, String>) {
         let Some(Slot::RequestCheck(check)) = self.remove(key) else { return };
         let request = check.request;
         self.events.push_back(CmEvent::Answered { request, answer });

@@ -1,0 +1,17 @@
+//! MPA start-up over TCP.
+//!
+//! `active` and `passive` drive the state machine of one connection, `rejected` what remains of one
+//! after a rejection. The other files are calls and events of the
+//! [`ConnectionManager`](super::ConnectionManager): `connect` and `accept` for each end, `listen`
+//! for listeners and limits, `passed` for connections that clients pass, `ask_back` for queries.
+
+mod accept;
+pub(super) mod active;
+mod ask_back;
+mod connect;
+mod listen;
+pub(super) mod passed;
+pub(super) mod passive;
+pub(super) mod rejected;
+
+pub(super) use accept::request_event;
