@@ -4,9 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::Config;
-use super::explain::values;
-use super::in_force::InForce;
-use super::rule_text::rule_text;
 
 /// A changed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,14 +54,9 @@ fn append(values: &mut String, value: &str) {
     values.push_str(value);
 }
 
-fn rows(config: &Config) -> Vec<(String, String)> {
-    // The configured values, not those that this machine lowers.
-    let mut rows: Vec<(String, String)> = values(config, &InForce::as_written(config))
-        .into_iter()
-        .map(|(key, value, _)| (key, value))
-        .collect();
-    rows.extend(rule_text(config));
-    rows
+/// Returns the configured values, not those that this machine lowers, and the rules.
+fn rows(config: &Config) -> impl Iterator<Item = (String, String)> {
+    config.rows().into_iter().map(|row| (row.key, row.value)).chain(config.rule_sentences())
 }
 
 #[cfg(test)]

@@ -43,6 +43,13 @@ pub enum ConfigError {
     },
 }
 
+/// An error about the text at a byte offset.
+#[derive(Debug)]
+pub(super) struct Wrong {
+    pub at: usize,
+    pub why: String,
+}
+
 impl ConfigError {
     /// Returns an error about the text at byte `offset`.
     pub fn at(file: &Path, text: &str, offset: usize, why: impl Into<String>) -> Self {

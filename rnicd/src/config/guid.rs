@@ -26,6 +26,11 @@ impl Guid {
         }
     }
 
+    /// Derives a GUID from the device's name and this host.
+    pub(super) fn of_this_host(name: &str) -> Self {
+        Guid::derived(name, &host())
+    }
+
     /// Derives a GUID from the device's name and the host's bytes. Equal inputs give equal GUIDs;
     /// different ones almost certainly differ.
     pub fn derived(name: &str, host: &[u8]) -> Self {
@@ -59,6 +64,14 @@ impl<'de> Deserialize<'de> for Guid {
         let text = String::deserialize(d)?;
         Guid::parse(&text).map_err(serde::de::Error::custom)
     }
+}
+
+/// Returns bytes that differ between hosts: the machine ID, which copies of one image may share,
+/// and the host name, which differs between containers.
+fn host() -> Vec<u8> {
+    let mut host = std::fs::read("/etc/machine-id").unwrap_or_default();
+    host.extend(rustix::system::uname().nodename().to_bytes());
+    host
 }
 
 const LOW_HALF: u64 = u32::MAX as u64;

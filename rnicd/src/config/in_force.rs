@@ -1,8 +1,7 @@
 //! The effective values of a configuration on this machine.
 
-use super::Config;
 use super::guid::Guid;
-use super::kind::Kind;
+use super::section::Row;
 
 /// Effective values of a configuration in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,15 +19,27 @@ pub struct InForce {
 }
 
 impl InForce {
-    /// Returns the values as written, for a machine with enough resources and one CPU.
-    pub(super) fn as_written(config: &Config) -> Self {
-        let device = &config.limits.device;
-        InForce {
-            workers: config.engine.workers.unwrap_or(1),
-            qps: device.count(Kind::Qps),
-            startups: device.count(Kind::Startups),
-            reason: String::new(),
-            guid: config.device.guid,
+    /// Replaces a configured value by the effective one.
+    pub(super) fn apply_to(&self, row: &mut Row) {
+        match row.key.as_str() {
+            "device.guid" => {
+                if let Some(guid) = self.guid {
+                    row.value = guid.to_string();
+                }
+            }
+            "engine.workers" => row.value = self.workers.to_string(),
+            "limits.qps" => self.lower(row, self.qps),
+            "limits.startups" => self.lower(row, self.startups),
+            _ => {}
+        }
+    }
+
+    /// Replaces the value of a limit that this machine may have lowered.
+    fn lower(&self, Row { key, value, text }: &mut Row, effective: u32) {
+        let effective = effective.to_string();
+        if *value != effective {
+            text.push_str(&format!(" ({key} = {value}, lowered: {})", self.reason));
+            *value = effective;
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The table of all limits.
 //!
-//! The file's keys and ranges, `check-config`, warnings, rules, the worst case, accounting and
-//! `rnicctl limits` all use this table. Tests compare it with `config/rnicd.toml` and the code. A
-//! new limit needs a row here and the line that charges or checks it. Code that charges a counted
+//! The file's keys and ranges, `check-config`, reloads, warnings, rules, the worst case, accounting
+//! and `rnicctl limits` all use this table. Tests compare it with `config/rnicd.toml` and the code.
+//! A new limit needs a row here and the line that charges or checks it. Code that charges a counted
 //! kind passes only the kind (`account.charge(Kind::Qps, 1)`); `resource/ledger.rs`
 //! (`Books::charge`) then checks the limits of session, user and device.
 
@@ -14,12 +14,12 @@ use rnic_core::device::allocator;
 pub enum Scope {
     /// `[limits]`: the whole device, or a maximum of single objects.
     Device,
+    /// `[limits.peer]`: one remote host.
+    Peer,
     /// `[limits.user]`: all sessions of a user together.
     User,
     /// `[limits.session]`: one session.
     Session,
-    /// `[limits.peer]`: one remote host.
-    Peer,
 }
 
 impl Scope {
@@ -34,6 +34,11 @@ impl Scope {
             Scope::Session => "limits.session",
             Scope::Peer => "limits.peer",
         }
+    }
+
+    /// Returns the name of the section inside of `[limits]`.
+    pub(super) fn name(self) -> &'static str {
+        self.section().trim_start_matches("limits.")
     }
 
     fn owner(self) -> &'static str {
@@ -75,39 +80,104 @@ pub struct Row {
     pub what: &'static str,
     /// Unit of its values.
     pub unit: Unit,
-    /// Scopes that have the limit, with the default.
-    pub defaults: &'static [(Scope, u64)],
+    /// Default of each scope that has the limit, in the order of [`Scope`].
+    defaults: [Option<u64>; 4],
     /// Minimum and maximum in the file.
-    pub range: (u64, u64),
+    range: (u64, u64),
     /// Maximum for one session, if lower.
-    pub most_of_session: u64,
+    most_of_session: u64,
     /// A rule may set 0 for a user, although `[limits.user]` may not.
     pub rules_may_forbid: bool,
+    /// A reload does not change the device's limit.
+    pub at_start: bool,
     /// The ledger has an account of it: each object is charged when it is created and credited when
     /// it ends. Other limits bound single objects or rates, or their owner checks them.
     pub counted: bool,
+    /// Each object has a descriptor that is not set aside for connections.
+    pub has_descriptor: bool,
     /// Maximum memory of the daemon for one object.
     pub cost: Cost,
     /// File in `rnicd/src` that charges or checks it.
     pub charged_in: &'static str,
 }
 
-/// Values that most rows share.
-const ROW: Row = Row {
-    key: "",
-    what: "",
-    unit: Unit::Count,
-    defaults: &[],
-    range: (1, OBJECTS),
-    most_of_session: u64::MAX,
-    rules_may_forbid: false,
-    counted: false,
-    cost: Cost::Little,
-    charged_in: "",
-};
+/// Declares a limit that the ledger counts.
+const fn counted(key: &'static str, what: &'static str) -> Row {
+    Row { counted: true, ..checked(key, what) }
+}
 
-/// Base of the counted rows.
-const COUNTED: Row = Row { counted: true, ..ROW };
+/// Declares another limit: of single objects, of a rate, or checked by its owner.
+const fn checked(key: &'static str, what: &'static str) -> Row {
+    Row {
+        key,
+        what,
+        unit: Unit::Count,
+        defaults: [None; 4],
+        range: (1, OBJECTS),
+        most_of_session: u64::MAX,
+        rules_may_forbid: false,
+        at_start: false,
+        counted: false,
+        has_descriptor: false,
+        cost: Cost::Little,
+        charged_in: "",
+    }
+}
+
+impl Row {
+    const fn default(mut self, scope: Scope, value: u64) -> Self {
+        self.defaults[scope as usize] = Some(value);
+        self
+    }
+
+    const fn device(self, default: u64) -> Self {
+        self.default(Scope::Device, default)
+    }
+
+    const fn user(self, default: u64) -> Self {
+        self.default(Scope::User, default)
+    }
+
+    const fn session(self, default: u64) -> Self {
+        self.default(Scope::Session, default)
+    }
+
+    const fn peer(self, default: u64) -> Self {
+        self.default(Scope::Peer, default)
+    }
+
+    const fn bytes(self) -> Self {
+        Row { unit: Unit::Bytes, ..self }
+    }
+
+    const fn range(self, least: u64, most: u64) -> Self {
+        Row { range: (least, most), ..self }
+    }
+
+    const fn most_of_session(self, most_of_session: u64) -> Self {
+        Row { most_of_session, ..self }
+    }
+
+    const fn rules_may_forbid(self) -> Self {
+        Row { rules_may_forbid: true, ..self }
+    }
+
+    const fn at_start(self) -> Self {
+        Row { at_start: true, ..self }
+    }
+
+    const fn has_descriptor(self) -> Self {
+        Row { has_descriptor: true, ..self }
+    }
+
+    const fn cost(self, cost: Cost) -> Self {
+        Row { cost, ..self }
+    }
+
+    const fn charged_in(self, charged_in: &'static str) -> Self {
+        Row { charged_in, ..self }
+    }
+}
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $row:expr;)*) => {
@@ -129,349 +199,170 @@ macro_rules! kinds {
 
 kinds! {
     /// Sessions: connected programs.
-    Sessions = Row {
-        key: "sessions",
-        what: "sessions",
-        defaults: &[(Scope::Device, 256), (Scope::User, 128)],
-        range: (1, 65_535),
-        rules_may_forbid: true,
-        charged_in: "resource/session/open.rs",
-        ..COUNTED
-    };
+    Sessions = counted("sessions", "sessions")
+        .device(256).user(128).range(1, 65_535).rules_may_forbid()
+        .charged_in("resource/session/open.rs");
     /// Open protection domains.
-    Pds = Row {
-        key: "pds",
-        what: "protection domains",
-        defaults: &[(Scope::Device, 16_384), (Scope::User, 8_192), (Scope::Session, 1_024)],
-        charged_in: "resource/domain/requests.rs",
-        ..COUNTED
-    };
+    Pds = counted("pds", "protection domains")
+        .device(16_384).user(8_192).session(1_024)
+        .charged_in("resource/domain/requests.rs");
     /// Shared buffers, including reserved ones.
-    SharedBuffers = Row {
-        key: "shared_buffers",
-        what: "shared buffers",
-        defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
-        range: (0, MAPPINGS),
-        charged_in: "resource/memory/shared_buffers.rs",
-        ..COUNTED
-    };
+    SharedBuffers = counted("shared_buffers", "shared buffers")
+        .device(4_096).user(2_048).session(1_024).range(0, MAPPINGS)
+        .charged_in("resource/memory/shared_buffers.rs");
     /// Bytes of shared buffers.
-    SharedBytes = Row {
-        key: "shared_bytes",
-        what: "bytes of shared buffers",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 64 << 30), (Scope::User, 32 << 30), (Scope::Session, 16 << 30)],
-        range: (0, MEMORY),
-        charged_in: "resource/memory/shared_buffers.rs",
-        ..COUNTED
-    };
+    SharedBytes = counted("shared_bytes", "bytes of shared buffers")
+        .device(64 << 30).user(32 << 30).session(16 << 30).bytes().range(0, MEMORY)
+        .charged_in("resource/memory/shared_buffers.rs");
     /// Registered memory regions.
-    Mrs = Row {
-        key: "mrs",
-        what: "memory regions",
-        defaults: &[(Scope::Device, 262_144), (Scope::User, 131_072), (Scope::Session, 131_072)],
-        range: (0, STAGS),
+    Mrs = counted("mrs", "memory regions")
+        .device(262_144).user(131_072).session(131_072).range(0, STAGS)
         // An entry in a worker's STag table.
-        cost: Cost::EachPerWorker(112),
-        charged_in: "resource/memory/regions.rs",
-        ..COUNTED
-    };
+        .cost(Cost::EachPerWorker(112))
+        .charged_in("resource/memory/regions.rs");
     /// Memory windows, bound or not.
-    Windows = Row {
-        key: "windows",
-        what: "memory windows",
-        defaults: &[(Scope::Device, 65_536), (Scope::User, 32_768), (Scope::Session, 32_768)],
-        range: (0, STAGS),
+    Windows = counted("windows", "memory windows")
+        .device(65_536).user(32_768).session(32_768).range(0, STAGS)
         // Bound windows: entries in a worker's tables, and a share of the tables of all workers.
-        cost: Cost::EachPerWorker(320),
-        charged_in: "resource/memory/windows.rs",
-        ..COUNTED
-    };
+        .cost(Cost::EachPerWorker(320))
+        .charged_in("resource/memory/windows.rs");
     /// Completion channels, each with a socket.
-    Channels = Row {
-        key: "channels",
-        what: "completion channels",
-        defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
-        range: (0, OBJECTS),
-        charged_in: "resource/queue/channels.rs",
-        ..COUNTED
-    };
+    Channels = counted("channels", "completion channels")
+        .device(4_096).user(2_048).session(1_024).range(0, OBJECTS).has_descriptor()
+        .charged_in("resource/queue/channels.rs");
     /// Completion queues. Their entries have a limit of their own.
-    Cqs = Row {
-        key: "cqs",
-        what: "completion queues",
-        defaults: &[(Scope::Device, 32_768), (Scope::User, 16_384), (Scope::Session, 12_288)],
-        range: (0, OBJECTS),
-        most_of_session: DOORBELLS,
-        charged_in: "resource/queue/cqs.rs",
-        ..COUNTED
-    };
+    Cqs = counted("cqs", "completion queues")
+        .device(32_768).user(16_384).session(12_288).range(0, OBJECTS).most_of_session(DOORBELLS)
+        .charged_in("resource/queue/cqs.rs");
     /// Entries of completion queues.
-    CqEntries = Row {
-        key: "cq_entries_total",
-        what: "entries of all completion queues",
-        defaults: &[(Scope::Device, 1 << 24), (Scope::User, 1 << 23), (Scope::Session, 1 << 22)],
-        range: (0, 1 << 31),
-        charged_in: "resource/queue/cqs.rs",
-        ..COUNTED
-    };
+    CqEntries = counted("cq_entries_total", "entries of all completion queues")
+        .device(1 << 24).user(1 << 23).session(1 << 22).range(0, 1 << 31)
+        .charged_in("resource/queue/cqs.rs");
     /// Queue pairs in any state.
-    Qps = Row {
-        key: "qps",
-        what: "queue pairs",
-        defaults: &[(Scope::Device, 32_768), (Scope::User, 16_384), (Scope::Session, 16_384)],
-        range: (0, OBJECTS),
-        most_of_session: DOORBELLS,
+    Qps = counted("qps", "queue pairs")
+        .device(32_768).user(16_384).session(16_384).range(0, OBJECTS).most_of_session(DOORBELLS)
         // A connected, idle QP.
-        cost: Cost::Each(8 << 10),
-        charged_in: "resource/qp/requests.rs",
-        ..COUNTED
-    };
+        .cost(Cost::Each(8 << 10))
+        .charged_in("resource/qp/requests.rs");
     /// Shared receive queues, with or without QPs.
-    Srqs = Row {
-        key: "srqs",
-        what: "shared receive queues",
-        defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
-        range: (0, OBJECTS),
-        most_of_session: DOORBELLS,
+    Srqs = counted("srqs", "shared receive queues")
+        .device(4_096).user(2_048).session(1_024).range(0, OBJECTS).most_of_session(DOORBELLS)
         // The record of the receives taken last.
-        cost: Cost::Each(17 << 10),
-        charged_in: "resource/queue/srqs.rs",
-        ..COUNTED
-    };
+        .cost(Cost::Each(17 << 10))
+        .charged_in("resource/queue/srqs.rs");
     /// Bound addresses, listening or not.
-    Listeners = Row {
-        key: "listeners",
-        what: "bound addresses",
-        defaults: &[(Scope::Device, 1_024), (Scope::User, 512), (Scope::Session, 256)],
-        range: (0, 65_535),
-        charged_in: "resource/listener/requests.rs",
-        ..COUNTED
-    };
+    Listeners = counted("listeners", "bound addresses")
+        .device(1_024).user(512).session(256).range(0, 65_535).has_descriptor()
+        .charged_in("resource/listener/requests.rs");
     /// Bytes of the arenas that hold queues and doorbell pages.
-    ArenaBytes = Row {
-        key: "arena_bytes",
-        what: "bytes of queue memory",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 1 << 30), (Scope::User, 512 << 20), (Scope::Session, 256 << 20)],
+    ArenaBytes = counted("arena_bytes", "bytes of queue memory")
+        .device(1 << 30).user(512 << 20).session(256 << 20).bytes()
         // A session's first arena must fit for any number of workers.
-        range: (1 << 20, MEMORY),
-        charged_in: "resource/queue/arena.rs",
-        ..COUNTED
-    };
+        .range(1 << 20, MEMORY)
+        .charged_in("resource/queue/arena.rs");
     /// IRD of all connections together.
-    IrdTotal = Row {
-        key: "ird_total",
-        what: "inbound reads of all connections",
-        defaults: &[(Scope::User, 1 << 21)],
-        range: (0, 1 << 30),
-        charged_in: "resource/qp/reads.rs",
-        ..COUNTED
-    };
+    IrdTotal = counted("ird_total", "inbound reads of all connections")
+        .user(1 << 21).range(0, 1 << 30)
+        .charged_in("resource/qp/reads.rs");
     /// ORD of all connections together.
-    OrdTotal = Row {
-        key: "ord_total",
-        what: "outbound reads of all connections",
-        defaults: &[(Scope::User, 1 << 21)],
-        range: (0, 1 << 30),
-        charged_in: "resource/qp/reads.rs",
-        ..COUNTED
-    };
+    OrdTotal = counted("ord_total", "outbound reads of all connections")
+        .user(1 << 21).range(0, 1 << 30)
+        .charged_in("resource/qp/reads.rs");
     /// Connections in start-up that hold a descriptor and no QP.
-    Startups = Row {
-        key: "startups",
-        what: "connections in start-up (including undecided requests)",
-        defaults: &[(Scope::Device, 2_048), (Scope::User, 1_024)],
-        charged_in: "resource/capacity.rs",
-        ..ROW
-    };
+    Startups = checked("startups", "connections in start-up (including undecided requests)")
+        .device(2_048).user(1_024)
+        .charged_in("resource/capacity.rs");
     /// Descriptors that clients passed and that wait to be closed.
-    Closing = Row {
-        key: "closing",
-        what: "passed descriptors that wait to be closed",
-        defaults: &[(Scope::Device, 512), (Scope::User, 128)],
-        charged_in: "resource/listener/passed.rs",
-        ..ROW
-    };
+    Closing = checked("closing", "passed descriptors that wait to be closed")
+        .device(512).user(128)
+        .charged_in("resource/listener/passed.rs");
     /// Accepted connections per second.
-    AcceptsPerSecond = Row {
-        key: "accepts_per_second",
-        what: "connections accepted for the listeners",
-        defaults: &[(Scope::User, 5_000)],
-        range: (1, RATE),
-        charged_in: "resource/capacity.rs",
-        ..ROW
-    };
+    AcceptsPerSecond = checked("accepts_per_second", "connections accepted for the listeners")
+        .user(5_000).range(1, RATE)
+        .charged_in("resource/capacity.rs");
     /// Connects per second.
-    ConnectionsPerSecond = Row {
-        key: "connections_per_second",
-        what: "connections started",
-        defaults: &[(Scope::User, 10_000), (Scope::Peer, 10_000)],
-        range: (1, RATE),
-        charged_in: "resource/qp/connect.rs",
-        ..ROW
-    };
+    ConnectionsPerSecond = checked("connections_per_second", "connections started")
+        .user(10_000).peer(10_000).range(1, RATE)
+        .charged_in("resource/qp/connect.rs");
     /// Invalid STags per minute.
-    StagGuessesPerMinute = Row {
-        key: "stag_guesses_per_minute",
-        what: "invalid STags used",
-        defaults: &[(Scope::Peer, 600)],
-        range: (1, RATE),
-        charged_in: "resource/options.rs",
-        ..ROW
-    };
+    StagGuessesPerMinute = checked("stag_guesses_per_minute", "invalid STags used")
+        .peer(600).range(1, RATE)
+        .charged_in("resource/options.rs");
     /// Diagnoses: of one session, and of ended sessions.
-    Diagnoses = Row {
-        key: "diagnoses",
-        what: "diagnoses",
-        defaults: &[(Scope::Device, 4_096), (Scope::Session, 256)],
-        range: (0, RECORDS),
-        charged_in: "resource/session/open.rs",
-        ..ROW
-    };
+    Diagnoses = checked("diagnoses", "diagnoses")
+        .device(4_096).session(256).range(0, RECORDS).at_start()
+        .charged_in("resource/session/open.rs");
     /// Records of notable events.
-    EventRecords = Row {
-        key: "event_records",
-        what: "event records",
-        defaults: &[(Scope::Device, 1_024)],
-        range: (16, RECORDS),
-        charged_in: "resource/mod.rs",
-        ..ROW
-    };
+    EventRecords = checked("event_records", "event records")
+        .device(1_024).range(16, RECORDS).at_start()
+        .charged_in("resource/mod.rs");
     /// Bytes of incomplete FPDUs.
-    PartialBytes = Row {
-        key: "partial_bytes",
-        what: "bytes of incomplete FPDUs",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 256 << 20)],
-        range: BUFFER_RANGE,
-        charged_in: "resource/options.rs",
-        ..ROW
-    };
+    PartialBytes = checked("partial_bytes", "bytes of incomplete FPDUs")
+        .device(256 << 20).bytes().range(BUFFER, MEMORY)
+        .charged_in("resource/options.rs");
     /// Bytes of incomplete FPDUs of one session.
-    SessionPartialBytes = Row {
-        key: "session_partial_bytes",
-        what: "bytes of incomplete FPDUs of one session",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 64 << 20)],
-        range: BUFFER_RANGE,
-        charged_in: "resource/options.rs",
-        ..ROW
-    };
+    SessionPartialBytes = checked(
+            "session_partial_bytes",
+            "bytes of incomplete FPDUs of one session",
+        )
+        .device(64 << 20).bytes().range(BUFFER, MEMORY)
+        .charged_in("resource/options.rs");
     /// Bytes of FPDUs that do not fit TCP's send buffer.
-    UnsentBytes = Row {
-        key: "unsent_bytes",
-        what: "bytes of unsent FPDUs",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 256 << 20)],
-        range: BUFFER_RANGE,
-        charged_in: "resource/options.rs",
-        ..ROW
-    };
+    UnsentBytes = checked("unsent_bytes", "bytes of unsent FPDUs")
+        .device(256 << 20).bytes().range(BUFFER, MEMORY)
+        .charged_in("resource/options.rs");
     /// Bytes of unsent FPDUs of one session.
-    SessionUnsentBytes = Row {
-        key: "session_unsent_bytes",
-        what: "bytes of unsent FPDUs of one session",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 64 << 20)],
-        range: BUFFER_RANGE,
-        charged_in: "resource/options.rs",
-        ..ROW
-    };
+    SessionUnsentBytes = checked("session_unsent_bytes", "bytes of unsent FPDUs of one session")
+        .device(64 << 20).bytes().range(BUFFER, MEMORY)
+        .charged_in("resource/options.rs");
     /// Bytes of kernel memory for the send buffer of one connection.
-    SocketSendBytes = Row {
-        key: "socket_send_bytes",
-        what: "kernel memory for sends of one connection, at most twice net.core.wmem_max",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 512 << 10)],
-        range: SOCKET,
-        charged_in: "resource/options.rs",
-        ..ROW
-    };
+    SocketSendBytes = checked(
+            "socket_send_bytes",
+            "kernel memory for sends of one connection, at most twice net.core.wmem_max",
+        )
+        .device(512 << 10).bytes().range(LEAST_SOCKET, MOST_SOCKET)
+        .charged_in("resource/options.rs");
     /// Bytes of kernel memory for the receive buffer of one connection.
-    SocketReceiveBytes = Row {
-        key: "socket_receive_bytes",
-        what: "kernel memory for receives of one connection, at most twice net.core.rmem_max",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 1 << 20)],
-        range: SOCKET,
-        charged_in: "resource/options.rs",
-        ..ROW
-    };
+    SocketReceiveBytes = checked(
+            "socket_receive_bytes",
+            "kernel memory for receives of one connection, at most twice net.core.rmem_max",
+        )
+        .device(1 << 20).bytes().range(LEAST_SOCKET, MOST_SOCKET)
+        .charged_in("resource/options.rs");
     /// Entries of one CQ.
-    EntriesOfCq = Row {
-        key: "cq_entries",
-        what: "entries, 64 bytes each, of one CQ",
-        defaults: &[(Scope::Device, 1 << 18)],
-        range: (1, 1 << 20),
-        charged_in: "resource/queue/cqs.rs",
-        ..ROW
-    };
+    EntriesOfCq = checked("cq_entries", "entries, 64 bytes each, of one CQ")
+        .device(1 << 18).range(1, 1 << 20)
+        .charged_in("resource/queue/cqs.rs");
     /// Work requests of one queue.
-    QueueDepth = Row {
-        key: "queue_depth",
-        what: "work requests of one queue",
-        defaults: &[(Scope::Device, 16_384)],
-        range: (1, 1 << 16),
-        charged_in: "resource/qp/requests.rs",
-        ..ROW
-    };
+    QueueDepth = checked("queue_depth", "work requests of one queue")
+        .device(16_384).range(1, 1 << 16)
+        .charged_in("resource/qp/requests.rs");
     /// SGEs of one work request.
-    Sges = Row {
-        key: "sge",
-        what: "scatter/gather elements of one work request",
-        defaults: &[(Scope::Device, 16)],
+    Sges = checked("sge", "scatter/gather elements of one work request")
+        .device(16)
         // As many as a work request holds.
-        range: (1, 16),
-        charged_in: "resource/qp/requests.rs",
-        ..ROW
-    };
+        .range(1, 16)
+        .charged_in("resource/qp/requests.rs");
     /// Inline bytes of one work request.
-    InlineBytes = Row {
-        key: "inline",
-        what: "inline data of one work request",
-        unit: Unit::Bytes,
-        defaults: &[(Scope::Device, 1_024)],
-        range: (0, 4_096),
-        charged_in: "resource/qp/requests.rs",
-        ..ROW
-    };
+    InlineBytes = checked("inline", "inline data of one work request")
+        .device(1_024).bytes().range(0, 4_096)
+        .charged_in("resource/qp/requests.rs");
     /// IRD of one QP.
-    Ird = Row {
-        key: "ird",
-        what: "inbound reads of one QP",
-        defaults: &[(Scope::Device, 128)],
-        range: (0, READS),
-        charged_in: "resource/qp/connect.rs",
-        ..ROW
-    };
+    Ird = checked("ird", "inbound reads of one QP")
+        .device(128).range(0, READS)
+        .charged_in("resource/qp/connect.rs");
     /// ORD of one QP.
-    Ord = Row {
-        key: "ord",
-        what: "outbound reads of one QP",
-        defaults: &[(Scope::Device, 128)],
-        range: (0, READS),
-        charged_in: "resource/qp/connect.rs",
-        ..ROW
-    };
+    Ord = checked("ord", "outbound reads of one QP")
+        .device(128).range(0, READS)
+        .charged_in("resource/qp/connect.rs");
     /// Undecided connection requests of one listener.
-    Backlog = Row {
-        key: "backlog",
-        what: "undecided requests of one listener",
-        defaults: &[(Scope::Device, 1_024)],
-        range: (1, 65_535),
-        charged_in: "resource/listener/requests.rs",
-        ..ROW
-    };
+    Backlog = checked("backlog", "undecided requests of one listener")
+        .device(1_024).range(1, 65_535)
+        .charged_in("resource/listener/requests.rs");
     /// Unread events of one session.
-    Events = Row {
-        key: "events",
-        what: "unread events of one session",
-        defaults: &[(Scope::Device, 1_024)],
-        range: (16, 1 << 20),
-        charged_in: "resource/session/open.rs",
-        ..ROW
-    };
+    Events = checked("events", "unread events of one session")
+        .device(1_024).range(16, 1 << 20)
+        .charged_in("resource/session/open.rs");
 }
 
 impl Kind {
@@ -505,7 +396,7 @@ impl Kind {
 
     /// Returns the default of a section, or `None` if the section has no such limit.
     pub fn default(self, scope: Scope) -> Option<u64> {
-        self.row().defaults.iter().find(|(of, _)| *of == scope).map(|(_, value)| *value)
+        self.row().defaults[scope as usize]
     }
 
     /// Returns the minimum and maximum that a section accepts.
@@ -545,9 +436,11 @@ const RECORDS: u64 = 1 << 20;
 /// IRD and ORD are 14-bit fields, in which 0x3FFF is reserved (RFC 6581 section 9).
 const READS: u64 = (1 << 14) - 2;
 /// Every worker's share must hold a few FPDUs of 64 KiB.
-const BUFFER_RANGE: (u64, u64) = (1 << 20, 1 << 50);
-/// From a few FPDUs of 64 KiB to the largest size that the kernel can double.
-const SOCKET: (u64, u64) = (256 << 10, 1 << 30);
+const BUFFER: u64 = 1 << 20;
+/// A few FPDUs of 64 KiB.
+const LEAST_SOCKET: u64 = 256 << 10;
+/// The largest size that the kernel can double.
+const MOST_SOCKET: u64 = 1 << 30;
 
 #[cfg(test)]
 mod tests {
@@ -558,11 +451,12 @@ mod tests {
         for (n, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, n);
             let Row { defaults, unit, .. } = kind.row();
-            assert!(!defaults.is_empty(), "{kind:?} has no scope");
-            for (scope, default) in *defaults {
-                let (least, most) = kind.range(*scope);
-                assert!((least..=most).contains(default), "{kind:?} in {scope:?}");
-                assert_eq!(Kind::with_key(*scope, kind.key()), Some(kind), "{scope:?}");
+            assert_ne!(*defaults, [None; 4], "{kind:?} has no scope");
+            for (scope, default) in Scope::ALL.into_iter().zip(*defaults) {
+                let Some(default) = default else { continue };
+                let (least, most) = kind.range(scope);
+                assert!((least..=most).contains(&default), "{kind:?} in {scope:?}");
+                assert_eq!(Kind::with_key(scope, kind.key()), Some(kind), "{scope:?}");
                 assert!(*unit == Unit::Bytes || most <= u64::from(u32::MAX), "{kind:?}");
             }
         }

@@ -1,9 +1,14 @@
-//! `[limits]`: quotas and maxima.
+//! `[limits]`: quotas and maxima. `kind.rs` declares the keys.
 
-use super::checker::Checker;
-use super::error::ConfigError;
-use super::file_limits::{Fields, LimitsSection};
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+use super::error::Wrong;
 use super::kind::{DOORBELLS, Kind, STAGS, Scope, Unit};
+use super::section::{KnownKey, Row};
 use super::units::Size;
 
 /// The value of a kind without a limit.
@@ -27,8 +32,10 @@ pub struct Limits {
 pub struct Values(Vec<Option<u64>>);
 
 impl Values {
-    /// No values: every limit is [`UNLIMITED`].
-    pub const NONE: Values = Values(Vec::new());
+    /// Returns no values: every limit is [`UNLIMITED`].
+    pub(super) fn none() -> Self {
+        Values(Vec::new())
+    }
 
     /// Returns the value of a kind, if it has one.
     pub fn set(&self, kind: Kind) -> Option<u64> {
@@ -74,6 +81,67 @@ impl Limits {
         }
     }
 
+    fn of_mut(&mut self, scope: Scope) -> &mut Values {
+        match scope {
+            Scope::Device => &mut self.device,
+            Scope::User => &mut self.user,
+            Scope::Session => &mut self.session,
+            Scope::Peer => &mut self.peer,
+        }
+    }
+
+    /// Replaces the defaults by the values of `[limits]` and its subsections.
+    pub(super) fn new(written: &[Written]) -> Result<Self, Wrong> {
+        let mut limits = Limits::default();
+        for Written { scope, kind, value, .. } in written {
+            limits.of_mut(*scope).put(*kind, *value);
+        }
+        // Position of the first of these kinds that the file sets.
+        let at = |scope, kinds: &[Kind]| {
+            let is_set = |kind| written.iter().find(|w| (w.scope, w.kind) == (scope, kind));
+            kinds.iter().find_map(|kind| is_set(*kind)).map_or(0, |w| w.at)
+        };
+        let kinds = [Kind::Qps, Kind::Cqs, Kind::Srqs];
+        // Each is at most the doorbells of a page, so the sum does not wrap. The same holds for
+        // STags below.
+        let doorbells: u64 = kinds.iter().map(|kind| limits.session.of(*kind)).sum();
+        if doorbells > DOORBELLS {
+            let why = format!(
+                "limits.session.qps + cqs + srqs = {doorbells} is above {DOORBELLS}, the number of \
+                 doorbells of a session"
+            );
+            return Err(Wrong { at: at(Scope::Session, &kinds), why });
+        }
+        let kinds = [Kind::Windows, Kind::Mrs];
+        let stags: u64 = kinds.iter().map(|kind| limits.device.of(*kind)).sum();
+        if stags > STAGS {
+            let why = format!(
+                "limits.mrs + windows = {stags} is above {STAGS}, half of the STag space; the \
+                 other half must stay unused, so that STags are hard to guess"
+            );
+            return Err(Wrong { at: at(Scope::Device, &kinds), why });
+        }
+        Ok(limits)
+    }
+
+    /// Replaces limits that a reload does not change by the running ones.
+    pub(super) fn keep(&mut self, running: &Limits) {
+        for kind in Kind::ALL.into_iter().filter(|kind| kind.row().at_start) {
+            self.device.put(kind, running.device.of(kind));
+        }
+    }
+
+    /// Appends all limits.
+    pub(super) fn rows(&self, rows: &mut Vec<Row>) {
+        for scope in Scope::ALL {
+            rows.extend(self.of(scope).each().map(|(kind, value)| Row {
+                key: format!("{}.{}", scope.section(), kind.key()),
+                value: amount(kind, value),
+                text: kind.sentence(scope),
+            }));
+        }
+    }
+
     /// Returns the maximum IRD and ORD of one QP.
     pub fn reads_of_qp(&self) -> (u16, u16) {
         // Fits u16: both are 14-bit fields.
@@ -94,66 +162,120 @@ impl Default for Limits {
     }
 }
 
-impl Checker<'_> {
-    /// Checks `[limits]` and its subsections against the table of kinds.
-    pub(super) fn limits(&self, s: &LimitsSection) -> Result<Limits, ConfigError> {
-        let default = Limits::default();
-        let all = |scope| Ok(default.of(scope).with(&self.values(scope, s.of(scope), false)?));
-        let limits = Limits {
-            device: all(Scope::Device)?,
-            user: all(Scope::User)?,
-            session: all(Scope::Session)?,
-            peer: all(Scope::Peer)?,
-        };
-        let kinds = [Kind::Qps, Kind::Cqs, Kind::Srqs];
-        // Each is at most the doorbells of a page, so the sum does not wrap. The same holds for
-        // STags below.
-        let doorbells: u64 = kinds.iter().map(|kind| limits.session.of(*kind)).sum();
-        if doorbells > DOORBELLS {
-            let why = format!(
-                "limits.session.qps + cqs + srqs = {doorbells} is above {DOORBELLS}, the number of \
-                 doorbells of a session"
-            );
-            return Err(self.wrong(place(&s.session, &kinds), why));
-        }
-        let kinds = [Kind::Windows, Kind::Mrs];
-        let stags: u64 = kinds.iter().map(|kind| limits.device.of(*kind)).sum();
-        if stags > STAGS {
-            let why = format!(
-                "limits.mrs + windows = {stags} is above {STAGS}, half of the STag space; the \
-                 other half must stay unused, so that STags are hard to guess"
-            );
-            return Err(self.wrong(place(&s.device, &kinds), why));
-        }
-        Ok(limits)
+/// A limit that the file sets.
+#[derive(Debug)]
+pub(super) struct Written {
+    scope: Scope,
+    kind: Kind,
+    value: u64,
+    /// Byte offset of the value in the file.
+    at: usize,
+}
+
+/// Reads `[limits]` and its subsections.
+pub(super) fn written<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Written>, D::Error> {
+    SectionOf { scope: Scope::Device, is_rule: false }.deserialize(d)
+}
+
+/// Reads the values that a rule sets instead of `[limits.user]`.
+pub(super) fn of_user<'de, D: Deserializer<'de>>(d: D) -> Result<Values, D::Error> {
+    of_rule(Scope::User, d)
+}
+
+/// Reads the values that a rule sets instead of `[limits.session]`.
+pub(super) fn of_session<'de, D: Deserializer<'de>>(d: D) -> Result<Values, D::Error> {
+    of_rule(Scope::Session, d)
+}
+
+fn of_rule<'de, D: Deserializer<'de>>(scope: Scope, d: D) -> Result<Values, D::Error> {
+    let mut values = Values::none();
+    for Written { kind, value, .. } in (SectionOf { scope, is_rule: true }).deserialize(d)? {
+        values.put(kind, value);
+    }
+    Ok(values)
+}
+
+/// Reads the limits of this scope. The section of the device contains those of the others.
+#[derive(Clone, Copy)]
+struct SectionOf {
+    scope: Scope,
+    is_rule: bool,
+}
+
+impl SectionOf {
+    fn inner(self) -> impl Iterator<Item = Scope> {
+        let inner = Scope::ALL.into_iter().filter(|scope| *scope != Scope::Device);
+        inner.filter(move |_| self.scope == Scope::Device)
     }
 
-    /// Checks the values of a section or of a rule.
-    pub(super) fn values(
-        &self,
-        scope: Scope,
-        fields: &Fields,
-        of_rule: bool,
-    ) -> Result<Values, ConfigError> {
-        let mut values = Values::NONE;
-        for kind in Kind::of_scope(scope) {
-            let Some(written) = fields.of(kind) else { continue };
-            let (least, most) = kind.range(scope);
-            let least = if of_rule && kind.row().rules_may_forbid { 0 } else { least };
-            if !(least..=most).contains(&written.value) {
-                let least = amount(kind, least);
-                let most = amount(kind, most);
-                return Err(self.wrong(written.at, format!("must be from {least} to {most}")));
-            }
-            values.put(kind, written.value);
+    fn known_key(self) -> KnownKey {
+        let limits = Kind::of_scope(self.scope).map(Kind::key);
+        KnownKey(limits.chain(self.inner().map(Scope::name)).collect())
+    }
+
+    /// Checks the range of a value.
+    fn check(self, kind: Kind, value: u64) -> Result<(), String> {
+        let (least, most) = kind.range(self.scope);
+        let least = if self.is_rule && kind.row().rules_may_forbid { 0 } else { least };
+        if (least..=most).contains(&value) {
+            return Ok(());
         }
-        Ok(values)
+        Err(format!("must be from {} to {}", amount(kind, least), amount(kind, most)))
     }
 }
 
-/// Returns the position of the first of these kinds that the file sets.
-fn place(fields: &Fields, kinds: &[Kind]) -> usize {
-    kinds.iter().find_map(|kind| fields.of(*kind)).map_or(0, |written| written.at)
+impl<'de> DeserializeSeed<'de> for SectionOf {
+    type Value = Vec<Written>;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Vec<Written>, D::Error> {
+        d.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for SectionOf {
+    type Value = Vec<Written>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table of limits")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Vec<Written>, M::Error> {
+        let mut all = Vec::new();
+        while let Some(key) = map.next_key_seed(self.known_key())? {
+            if let Some(kind) = Kind::with_key(self.scope, key) {
+                all.push(map.next_value_seed(ValueOf { section: self, kind })?);
+            } else if let Some(scope) = self.inner().find(|inner| inner.name() == key) {
+                all.extend(map.next_value_seed(SectionOf { scope, ..self })?);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Reads the value of a limit.
+struct ValueOf {
+    section: SectionOf,
+    kind: Kind,
+}
+
+impl<'de> DeserializeSeed<'de> for ValueOf {
+    type Value = Written;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Written, D::Error> {
+        let ValueOf { section, kind } = self;
+        let (value, at) = match kind.row().unit {
+            Unit::Count => {
+                let count = Spanned::<u32>::deserialize(d)?;
+                (u64::from(*count.get_ref()), count.span().start)
+            }
+            Unit::Bytes => {
+                let size = Spanned::<Size>::deserialize(d)?;
+                (size.get_ref().0, size.span().start)
+            }
+        };
+        section.check(kind, value).map_err(D::Error::custom)?;
+        Ok(Written { scope: section.scope, kind, value, at })
+    }
 }
 
 /// Formats a value of a kind, with a unit if it counts bytes.

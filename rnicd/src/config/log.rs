@@ -1,38 +1,14 @@
-//! `[log]`: the log filter.
+//! Filters of the log.
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::checker::Checker;
-use super::error::ConfigError;
-use super::file;
-
-/// `[log]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Log {
-    /// Filter of `tracing`; default `info`. `RUST_LOG` overrides it.
-    pub level: String,
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Log { level: "info".to_owned() }
+/// Checks and converts `log.level`.
+pub(super) fn check(level: String) -> Result<String, String> {
+    if level.len() > MAX_FILTER_LEN {
+        return Err(format!("must have at most {MAX_FILTER_LEN} bytes"));
     }
-}
-
-impl Checker<'_> {
-    /// Checks `[log]` and applies the defaults.
-    pub(super) fn log(&self, s: file::LogSection) -> Result<Log, ConfigError> {
-        let check = |level: &String| {
-            if level.len() > MAX_FILTER_LEN {
-                return Err(format!("must have at most {MAX_FILTER_LEN} bytes"));
-            }
-            log_filter(level).map(drop)
-        };
-        let level = self.checked(s.level, Log::default().level, check)?;
-        // The check above accepted it.
-        Ok(Log { level: log_filter(&level).unwrap_or(level) })
-    }
+    log_filter(&level)
 }
 
 /// Converts an administrator's filter to one of `tracing`. A directive without a target must be a

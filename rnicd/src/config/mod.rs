@@ -1,73 +1,57 @@
 //! The configuration: TOML in, a validated [`Config`] out.
 //!
-//! `file` is the file format. The other modules, one per section, are the validated form that the
-//! rest of the daemon uses: every value in range, every default applied. This module knows no
-//! sockets, no engine and no users of the system. [`explain()`] prints a configuration for `rnicd
-//! check-config`, and [`changes()`] lists the differences to a new one. The binaries, the control
-//! thread and the tests call this module.
+//! `keys` declares all keys of sections, `kind` all limits, and `rules` the rules. Everything else
+//! follows from these declarations: reading a file, errors with line, key and range, defaults, the
+//! text of `rnicd check-config` ([`explain()`]) and the differences to a new configuration
+//! ([`changes()`]). In a [`Config`] every value is in range and every default applied. This module
+//! knows no sockets, no engine and no users of the system. The binaries, the control thread and the
+//! tests call this module.
 
-mod address_rules;
 mod addresses;
 mod changes;
-mod checker;
-mod control;
-mod device;
-mod engine;
 mod error;
 mod explain;
-mod field;
-mod file;
-mod file_limits;
-mod file_rules;
 mod guid;
 mod in_force;
+mod keys;
 mod kind;
 mod limits;
 mod log;
-mod metrics;
-mod mpa;
-mod named_pds;
-mod overrides;
 mod ports;
-mod rule_text;
+mod rules;
+mod section;
 mod subjects;
-mod tcp;
 #[cfg(test)]
 pub(crate) mod tests;
 mod text;
 mod units;
+mod values;
 mod warnings;
-mod wired;
 mod worst_case;
 
 use std::path::Path;
 
-pub use address_rules::AddressRule;
+use serde::Deserialize;
+
 pub use addresses::{Network, Ports};
 pub use changes::{Change, changes};
-use checker::Checker;
-pub use control::Control;
-pub use device::{Device, TreeAt};
-pub use engine::Engine;
 pub use error::ConfigError;
+use error::Wrong;
 pub use explain::explain;
-use file::File;
-pub use file::{Loopback, Mulpdu, Seccomp};
 pub use guid::Guid;
 pub use in_force::InForce;
+pub use keys::{Control, Device, Engine, Log, MappedPorts, Metrics, Mpa, Tcp, Wired};
 pub use kind::{Kind, Scope};
 pub use limits::{Limits, UNLIMITED, Values};
-pub use log::{Log, log_filter};
-pub use metrics::Metrics;
-pub use mpa::Mpa;
-pub use named_pds::NamedPd;
-pub use overrides::Override;
+pub use log::log_filter;
 pub use ports::PortMap;
+pub use rules::{AddressRule, NamedPd, Override};
+use rules::{ConnectTable, ListenTable, PdTable};
+use section::{Row, Section};
 pub use subjects::{Id, Subjects};
-pub use tcp::Tcp;
 pub use units::{Size, Span, SpanOrOff};
+pub use values::{Loopback, Mulpdu, Seccomp, TreeAt};
 pub use warnings::warnings;
-pub use wired::Wired;
 
 /// `config/rnicd.toml`: every key with its default and cost.
 pub const ANNOTATED_DEFAULT: &str = include_str!("../../../config/rnicd.toml");
@@ -88,7 +72,7 @@ pub struct Config {
     /// `[tcp]`: keepalive and timeouts.
     pub tcp: Tcp,
     /// `[ports]`: RDMA ports that use a different TCP port.
-    pub ports: PortMap,
+    pub ports: MappedPorts,
     /// `[limits]` and its subsections.
     pub limits: Limits,
     /// `[[user]]`: different limits and rights for users.
@@ -134,23 +118,106 @@ impl Config {
         let parsed: File = toml::from_str(text).map_err(|error| {
             ConfigError::at(file, text, error.span().map_or(0, |s| s.start), error.message())
         })?;
-        let check = Checker { file, text };
+        parsed.check().map_err(|Wrong { at, why }| ConfigError::at(file, text, at, why))
+    }
+
+    /// Replaces values that a reload does not change by the running ones.
+    pub fn keep_at_start(&mut self, running: &Config) {
+        self.device.keep(&running.device);
+        self.wired.keep(&running.wired);
+        self.control.keep(&running.control);
+        self.engine.keep(&running.engine);
+        self.mpa.keep(&running.mpa);
+        self.tcp.keep(&running.tcp);
+        self.ports.keep(&running.ports);
+        self.limits.keep(&running.limits);
+        self.metrics.keep(&running.metrics);
+        self.log.keep(&running.log);
+    }
+
+    /// Returns all keys except those of rules.
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        self.device.rows(&mut rows);
+        self.wired.rows(&mut rows);
+        self.control.rows(&mut rows);
+        self.engine.rows(&mut rows);
+        self.mpa.rows(&mut rows);
+        self.tcp.rows(&mut rows);
+        self.ports.rows(&mut rows);
+        self.limits.rows(&mut rows);
+        self.metrics.rows(&mut rows);
+        self.log.rows(&mut rows);
+        rows
+    }
+
+    /// Returns sentences that explain the rules, each with a key that identifies the rule.
+    fn rule_sentences(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for (kind, rules) in [("user", &self.users), ("group", &self.groups)] {
+            for rule in rules {
+                let key = format!("{kind}.{}", rule.who());
+                let sentences = rule.sentences(kind, &self.limits);
+                all.extend(sentences.into_iter().map(|s| (key.clone(), s)));
+            }
+        }
+        all.extend(self.pds.iter().map(|pd| (format!("pd.{}", pd.name), pd.sentence())));
+        for (kind, verb, rules) in
+            [("listen", "listen on", &self.listen), ("connect", "connect to", &self.connect)]
+        {
+            let each = rules.iter().enumerate();
+            all.extend(each.map(|(n, rule)| (format!("{kind}.{n}"), rule.sentence(verb))));
+            if !rules.is_empty() {
+                let others = format!("No other user may {verb} any address.");
+                all.push((format!("{kind}.else"), others));
+            }
+        }
+        all
+    }
+}
+
+/// A whole file. Each value is valid, but not yet together with the others.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    device: Device,
+    wired: Wired,
+    control: Control,
+    engine: Engine,
+    mpa: Mpa,
+    tcp: Tcp,
+    ports: MappedPorts,
+    #[serde(deserialize_with = "limits::written")]
+    limits: Vec<limits::Written>,
+    metrics: Metrics,
+    log: Log,
+    user: Vec<Override>,
+    group: Vec<Override>,
+    pd: Vec<PdTable>,
+    listen: Vec<ListenTable>,
+    connect: Vec<ConnectTable>,
+}
+
+impl File {
+    fn check(self) -> Result<Config, Wrong> {
+        rules::check_overrides(&self.user)?;
+        rules::check_overrides(&self.group)?;
         Ok(Config {
-            device: check.device(parsed.device)?,
-            wired: check.wired(parsed.wired)?,
-            control: check.control(parsed.control)?,
-            engine: check.engine(parsed.engine)?,
-            mpa: check.mpa(parsed.mpa)?,
-            tcp: check.tcp(parsed.tcp)?,
-            ports: check.ports(parsed.ports)?,
-            limits: check.limits(&parsed.limits)?,
-            users: check.overrides(parsed.user)?,
-            groups: check.overrides(parsed.group)?,
-            pds: check.named_pds(parsed.pd)?,
-            listen: parsed.listen.into_iter().map(AddressRule::from).collect(),
-            connect: parsed.connect.into_iter().map(AddressRule::from).collect(),
-            metrics: check.metrics(parsed.metrics)?,
-            log: check.log(parsed.log)?,
+            device: self.device,
+            wired: self.wired,
+            control: self.control,
+            engine: self.engine,
+            mpa: self.mpa,
+            tcp: self.tcp,
+            ports: self.ports,
+            limits: Limits::new(&self.limits)?,
+            users: self.user,
+            groups: self.group,
+            pds: rules::named_pds(self.pd)?,
+            listen: self.listen.into_iter().map(AddressRule::from).collect(),
+            connect: self.connect.into_iter().map(AddressRule::from).collect(),
+            metrics: self.metrics,
+            log: self.log,
         })
     }
 }

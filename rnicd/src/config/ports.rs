@@ -8,10 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 
-use super::checker::Checker;
-use super::error::ConfigError;
-use super::file;
-
 /// TCP port of each RDMA port: the same number, unless the map contains a different one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortMap {
@@ -20,6 +16,29 @@ pub struct PortMap {
 }
 
 impl PortMap {
+    /// Checks the map of the file. Its keys are texts, because TOML has no numbers as keys.
+    pub(super) fn new(map: BTreeMap<String, u16>) -> Result<Self, String> {
+        let mut tcp = BTreeMap::new();
+        let mut taken = BTreeSet::new();
+        for (key, port) in map {
+            let rdma = key.parse::<u16>().ok().filter(|rdma| *rdma != 0);
+            let rdma = rdma.ok_or_else(|| format!("{key:?} is not a port from 1 to 65535"))?;
+            if port == 0 {
+                return Err(format!("RDMA port {key} needs a TCP port from 1 to 65535, not 0"));
+            }
+            if !taken.insert(port) {
+                return Err(format!("two RDMA ports cannot both use TCP port {port}"));
+            }
+            tcp.insert(rdma, port);
+        }
+        match tcp.values().find(|port| tcp.contains_key(port)) {
+            Some(port) => {
+                Err(format!("{port} is an RDMA port of the map and cannot be a TCP port"))
+            }
+            None => Ok(PortMap { tcp }),
+        }
+    }
+
     /// Converts an address with an RDMA port to the address with the TCP port.
     pub fn tcp_address(&self, named: SocketAddr) -> SocketAddr {
         with_port(named, self.tcp.get(&named.port()).copied())
@@ -49,35 +68,6 @@ fn with_port(mut address: SocketAddr, port: Option<u16>) -> SocketAddr {
     address
 }
 
-impl Checker<'_> {
-    /// Checks `[ports]`.
-    pub(super) fn ports(&self, s: file::PortsSection) -> Result<PortMap, ConfigError> {
-        let tcp = self.checked(s.map, BTreeMap::new(), |map| parsed(map).map(drop))?;
-        Ok(PortMap { tcp: parsed(&tcp).unwrap_or_default() })
-    }
-}
-
-/// Returns the map with keys as numbers, which TOML does not have.
-fn parsed(map: &BTreeMap<String, u16>) -> Result<BTreeMap<u16, u16>, String> {
-    let mut tcp = BTreeMap::new();
-    let mut taken = BTreeSet::new();
-    for (key, port) in map {
-        let rdma = key.parse::<u16>().ok().filter(|rdma| *rdma != 0);
-        let rdma = rdma.ok_or_else(|| format!("{key:?} is not a port from 1 to 65535"))?;
-        if *port == 0 {
-            return Err(format!("RDMA port {key} needs a TCP port from 1 to 65535, not 0"));
-        }
-        if !taken.insert(*port) {
-            return Err(format!("two RDMA ports cannot both use TCP port {port}"));
-        }
-        tcp.insert(rdma, *port);
-    }
-    match tcp.values().find(|port| tcp.contains_key(port)) {
-        Some(port) => Err(format!("{port} is an RDMA port of the map and cannot be a TCP port")),
-        None => Ok(tcp),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Config;
@@ -85,7 +75,7 @@ mod tests {
     fn ports(map: &str) -> Result<super::PortMap, String> {
         let text = format!("[ports]\nmap = {map}\n");
         let config = Config::parse(std::path::Path::new("t"), &text);
-        config.map(|config| config.ports).map_err(|e| e.to_string())
+        config.map(|config| config.ports.map).map_err(|e| e.to_string())
     }
 
     #[test]

@@ -78,6 +78,15 @@ impl Subjects {
         Ok(())
     }
 
+    /// Checks administrators.
+    pub(super) fn not_everyone(self) -> Result<Self, String> {
+        if self.everyone {
+            Err("not everybody can be an administrator".to_owned())
+        } else {
+            Ok(self)
+        }
+    }
+
     /// Returns true if it contains no users.
     pub fn is_empty(&self) -> bool {
         !self.everyone && self.users.is_empty() && self.groups.is_empty()

@@ -36,7 +36,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
     all.extend(above(&user, &device, &default.user));
     for (kind, rules) in [("user", &config.users), ("group", &config.groups)] {
         for rule in rules {
-            let name = format!("{kind}.{}", rule.who);
+            let name = format!("{kind}.{}", rule.who());
             let user = Named { name: format!("{name}.user"), values: limits.user.with(&rule.user) };
             let session = Named {
                 name: format!("{name}.session"),

@@ -378,14 +378,12 @@ impl Descriptors {
     fn of_one(&self, kind: Kind) -> u64 {
         match kind {
             Kind::Sessions => self.per_session,
-            Kind::Channels | Kind::Listeners => 1,
-            _ => 0,
+            _ => kind.row().has_descriptor.into(),
         }
     }
 
     fn of(&self, amounts: &Amounts) -> u64 {
-        let kinds = [Kind::Sessions, Kind::Channels, Kind::Listeners];
-        kinds.map(|kind| amounts.of(kind) * self.of_one(kind)).iter().sum()
+        Kind::counted().map(|kind| amounts.of(kind) * self.of_one(kind)).sum()
     }
 
     fn check(

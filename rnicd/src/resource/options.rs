@@ -29,7 +29,7 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
         max_ird: ird,
         max_ord: ord,
         tcp: config.tcp,
-        ports: config.ports.clone(),
+        ports: config.ports.map.clone(),
         direct: config.engine.loopback == Loopback::Direct,
         startups: capacity.startups as usize,
         startups_key: capacity.startups_key(limits.count(Kind::Startups)),
@@ -90,37 +90,10 @@ mod tests {
 
     use super::*;
     use crate::config::Tcp;
+    use crate::config::tests::other_values;
 
-    /// All keys that become options, each with a different value.
-    const KEYS: &str = "
-[engine]
-loopback = \"tcp\"
-spins = 101
-yield_for = \"51us\"
-terminate_deadline = \"1001ms\"
-close_deadline = \"1002ms\"
-copy_deadline = \"1003ms\"
-[control]
-seccomp = \"log\"
-[mpa]
-crc = false
-markers = true
-revision = 1
-peer_to_peer = false
-rdmac = true
-mulpdu = \"max\"
-connect_deadline = \"1004ms\"
-startup_deadline = \"1005ms\"
-reply_deadline = \"1006ms\"
-decision_deadline = \"1007ms\"
-first_fpdu_deadline = \"1008ms\"
-stall_deadline = \"1010ms\"
-[tcp]
-keepalive = \"11s\"
-keepalive_interval = \"12s\"
-user_timeout = \"13s\"
-[ports]
-map = { 3260 = 13260 }
+    /// Limits that become options, each with a value of its own.
+    const LIMITS: &str = "
 [limits]
 startups = 21
 ird = 22
@@ -137,7 +110,8 @@ stag_guesses_per_minute = 25
 ";
 
     fn config() -> Config {
-        Config::parse(Path::new("t"), KEYS).unwrap_or_else(|e| panic!("{e}"))
+        let text = other_values() + LIMITS;
+        Config::parse(Path::new("t"), &text).unwrap_or_else(|e| panic!("{e}"))
     }
 
     fn ms(n: u64) -> Duration {

@@ -11,7 +11,7 @@ use rnic_abi::types::SessionId;
 use rnic_core::engine::EngineCommand;
 
 use super::{Manager, Policy, options};
-use crate::config::{Change, Config, Device, Engine, Kind, changes, warnings};
+use crate::config::{Change, Config, changes, warnings};
 
 /// A checked configuration, ready to be applied.
 pub struct Reload {
@@ -29,7 +29,8 @@ pub struct Reload {
 impl Reload {
     /// Compares a configuration with the running one and looks up the names in its rules.
     pub fn prepare(wanted: Config, running: &Config) -> Self {
-        let effective = with_what_stays(wanted.clone(), running);
+        let mut effective = wanted.clone();
+        effective.keep_at_start(running);
         Reload {
             changed: changes(running, &effective),
             kept: changes(&effective, &wanted),
@@ -102,24 +103,4 @@ impl Manager {
         session.client.rights = rights;
         self.renew_datagram_rules(id);
     }
-}
-
-/// Returns `wanted` with the running values of keys that need a restart.
-fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
-    // Programs query the device only once.
-    wanted.wired = running.wired.clone();
-    wanted.device = Device { addresses: wanted.device.addresses, ..running.device.clone() };
-    // Listeners are identified by their requested ports.
-    wanted.ports.clone_from(&running.ports);
-    wanted.control.socket.clone_from(&running.control.socket);
-    wanted.control.mode = running.control.mode;
-    wanted.control.group.clone_from(&running.control.group);
-    wanted.control.user.clone_from(&running.control.user);
-    wanted.control.seccomp = running.control.seccomp;
-    let Engine { workers, loopback, spins, yield_for, .. } = running.engine;
-    wanted.engine = Engine { workers, loopback, spins, yield_for, ..wanted.engine };
-    for kind in [Kind::Diagnoses, Kind::EventRecords] {
-        wanted.limits.device.put(kind, running.limits.device.of(kind));
-    }
-    wanted
 }

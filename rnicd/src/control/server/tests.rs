@@ -11,7 +11,7 @@ use rustix::net::{
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::tests::OTHER_VALUES;
+use crate::config::tests::{AT_START, OTHER_VALUES, other_values};
 use crate::privilege::Peer;
 use crate::resource::Reload;
 
@@ -206,45 +206,10 @@ fn clients_wait_for_the_turns_of_their_users() {
     rig.stop();
 }
 
-/// Keys that take effect only after a restart.
-const KEPT: &[&str] = &[
-    "device.name",
-    "device.vendor_id",
-    "device.vendor_part_id",
-    "device.hw_ver",
-    "device.guid",
-    "device.tree",
-    "wired.name",
-    "wired.vendor_id",
-    "wired.vendor_part_id",
-    "wired.port",
-    "wired.compare",
-    "control.socket",
-    "control.mode",
-    "control.group",
-    "control.user",
-    "control.seccomp",
-    "engine.workers",
-    "engine.loopback",
-    "engine.spins",
-    "engine.yield_for",
-    "ports.map",
-];
-
 #[test]
 fn reload_applies_or_reports_each_key() {
     let mut rig = Rig::new("");
-    let mut text = String::new();
-    let mut section = "";
-    for (key, written, _) in OTHER_VALUES {
-        let (of, key) = key.split_once('.').unwrap_or_default();
-        if of != section {
-            text.push_str(&format!("[{of}]\n"));
-            section = of;
-        }
-        text.push_str(&format!("{key} = {written}\n"));
-    }
-    let wanted = Config::parse(Path::new("t"), &text).unwrap_or_else(|e| panic!("{e}"));
+    let wanted = Config::parse(Path::new("t"), &other_values()).unwrap_or_else(|e| panic!("{e}"));
     let before = rig.server.manager.config().clone();
     let keys = |changes: &[crate::config::Change]| -> Vec<String> {
         changes.iter().map(|change| change.key.clone()).collect()
@@ -253,8 +218,8 @@ fn reload_applies_or_reports_each_key() {
     let kept = keys(&reload.kept);
     let changed = keys(&reload.changed);
     drop(rig.server.manager.reload(reload));
-    assert_eq!(kept, KEPT);
-    let others = OTHER_VALUES.iter().map(|row| row.0).filter(|key| !KEPT.contains(key));
+    assert_eq!(kept, AT_START);
+    let others = OTHER_VALUES.iter().map(|row| row.0).filter(|key| !AT_START.contains(key));
     assert_eq!(changed, others.collect::<Vec<_>>());
     let in_force = crate::config::changes(&before, rig.server.manager.config());
     assert_eq!(keys(&in_force), changed);

@@ -43,8 +43,9 @@ impl Manager {
         };
         let limited = |kind: &Kind| kind.default(Scope::Session).is_some();
         let of_session = Kind::counted().filter(limited).count();
-        let total =
-            limits_of_device + users * (Kind::counted().count() + 2) + sessions * of_session;
+        let total = limits_of_device
+            + users * (Kind::counted().count() + UNCOUNTED_OF_USER)
+            + sessions * of_session;
         Page::new(all, total, |row| row)
     }
 
@@ -96,11 +97,15 @@ impl Manager {
             limit: quota.startups.into(),
             used: self.cm.startups_of(rights.uid) as u64,
         };
+        let uncounted: [LimitRow; UNCOUNTED_OF_USER] = [startups, closing];
         let mut rows = self.ledger.user_rows(rights);
-        rows.extend([startups, closing]);
+        rows.extend(uncounted);
         rows
     }
 }
+
+/// Number of limits of a user without an account in the ledger.
+const UNCOUNTED_OF_USER: usize = 2;
 
 fn user_scope(rights: &Rights) -> String {
     format!("user {}", rights.uid)

@@ -71,12 +71,14 @@ impl Policy {
             let mut known: Vec<Override> = Vec::new();
             let mut places = HashMap::new();
             for rule in rules {
-                match subjects::number(&rule.who, names) {
-                    None => unknown.push(format!("[[{kind}]]: {kind} {} does not exist", rule.who)),
+                match subjects::number(rule.who(), names) {
+                    None => {
+                        unknown.push(format!("[[{kind}]]: {kind} {} does not exist", rule.who()))
+                    }
                     Some(id) if places.contains_key(&id) => {
                         unknown.push(format!(
                             "[[{kind}]] {}: {kind} ID {id} already has a rule",
-                            rule.who
+                            rule.who()
                         ));
                     }
                     Some(id) => {

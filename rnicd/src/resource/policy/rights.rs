@@ -62,7 +62,7 @@ impl Rights {
         });
         let trusted = |rule: &Override| rule.trusted;
         let sockets = |rule: &Override| rule.sockets;
-        let name = |rule: Option<&Override>| rule.map(|r| r.who.to_string()).unwrap_or_default();
+        let name = |rule: Option<&Override>| rule.map(|r| r.who().to_string()).unwrap_or_default();
         let Standing { uid, known, own, admin } = standing;
         Rights {
             uid,
