@@ -180,18 +180,6 @@ fn daemon_times_out_before_the_library() {
     assert!(mpa.connect_deadline + mpa.reply_deadline <= std::time::Duration::from_secs(30));
 }
 
-#[test]
-fn keys_set_their_values() {
-    let text = "[engine]\nworkers = 3\nloopback = \"tcp\"\n[mpa]\ncrc = false\n\
-                [limits]\nqps = 7\n[limits.session]\nqps = 3\n[control]\nmode = \"0660\"\n";
-    let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(config.engine.workers, Some(3));
-    assert_eq!(config.engine.loopback, Loopback::Tcp);
-    assert!(!config.mpa.crc);
-    assert_eq!((config.limits.device.of(Kind::Qps), config.limits.session.of(Kind::Qps)), (7, 3));
-    assert_eq!(config.control.mode, Some(0o660));
-}
-
 /// Each key that is not a limit or a rule, with a value that is not its default: as written, and as
 /// shown.
 pub(crate) const OTHER_VALUES: &[(&str, &str, &str)] = &[
