@@ -166,7 +166,7 @@ def native():
         if "guest" in clients:
             yield Case(  # the server rejects its private data
                 name=f"native-{terms}-rejected-from-guest",
-                server=("host", "{bin}/pingpong-example serve 0.0.0.0:{port}"),
+                server=("host", "{bin}/examples/pingpong serve 0.0.0.0:{port}"),
                 client=("guest", "rping -c -a {to} -p {port} -v -C 1"),
                 client_complains="RDMA_CM_EVENT_REJECTED",
                 server_ends="anyhow",
@@ -178,7 +178,7 @@ def native():
             yield Case(
                 name=f"native-{terms}-read-refused-from-host",
                 server=("guest", "rping -s -p {port} -v"),
-                client=("host", "{bin}/pingpong-example visit {to}:{port} 16 1"),
+                client=("host", "{bin}/examples/pingpong visit {to}:{port} 16 1"),
                 client_complains=r"this side found a fault and sent Terminate 0/1/00 \(",
                 server_ends="anyhow",
                 client_ends="badly",
@@ -191,7 +191,7 @@ def native():
     yield Case(
         name="native-send-too-long-from-host",
         server=("guest", "rping -s -p {port} -v"),
-        client=("host", "{bin}/pingpong-example visit {to}:{port} 64 1"),
+        client=("host", "{bin}/examples/pingpong visit {to}:{port} 64 1"),
         client_complains=r"the peer sent Terminate 1/2/02 \(",
         server_ends="anyhow",
         client_ends="badly",
