@@ -340,6 +340,12 @@ const NEVER: &[(Code, &str)] = &[
 //= RDMAP-4.8-14
 //= RDMAP-5.2.1-13
 //= RDMAP-5.2.1-2
+//= RDMAP-7.1-4
+//= RDMAP-7.2-7
+//= RDMAP-7.2-8
+//= RDMAP-7.2-9
+//= RDMAP-7.2-10
+//= RDMAP-7.2-11
 #[test]
 fn every_terminate_code_of_the_table() {
     let mut carried_out = BTreeSet::new();
