@@ -243,7 +243,7 @@ pub enum Manner {
 /// Lets two ends talk and returns the posted messages. `via` maps the listener to the address that
 /// the initiator connects to.
 pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> SocketAddr) -> Posted {
-    let daemons = wire.config.map(|config| Daemon::start(config));
+    let daemons = wire.config.map(Daemon::start);
     let a = Talker::new(&daemons[0], true);
     let b = Talker::new(&daemons[1], false);
     let listener = b.client.listener();
