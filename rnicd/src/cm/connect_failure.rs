@@ -50,7 +50,7 @@ impl ConnectFailure {
     }
 }
 
-/// Formats a start-up failure with its error code of RFC 5044 section 8.
+/// Formats a start-up failure with its error code from RFC 5044 section 8.
 pub(super) fn with_code(what: &impl Display, code: Option<TerminateCode>) -> String {
     match code {
         Some(code) => format!("{what}: {code}"),

@@ -112,7 +112,7 @@ pub enum CmEvent {
         /// The peer's private data.
         private_data: Vec<u8>,
     },
-    /// Sends a management datagram (MAD) between the QPs 1 of two ports.
+    /// A management datagram (MAD) to send between QP1 of two ports.
     Management {
         /// The device's own address.
         from: IpAddr,

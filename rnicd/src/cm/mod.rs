@@ -7,9 +7,9 @@
 //! negotiate in the same way. UD QPs are not connected; messages resolve which QP serves a port
 //! (`sidr`), with the same listeners and requests. The results are [`CmEvent`]s.
 //!
-//! This module knows no permissions, no object tables of sessions, and QPs only by their numbers.
-//! Limits are plain numbers in [`CmOptions`]. The manager reads no clock and never blocks: the
-//! control thread, its only caller, passes readiness and time. Every phase has a deadline.
+//! This module has no permissions or object tables, and identifies QPs by number. Limits are plain
+//! numbers in [`CmOptions`]. The manager reads no clock and never blocks: the control thread, its
+//! only caller, passes readiness and time. Every phase has a deadline.
 
 mod connect_failure;
 mod deadlines;
@@ -115,7 +115,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Replaces the options. Deadlines that are already set stay.
+    /// Replaces the options. Deadlines already set do not change.
     pub fn set_options(&mut self, options: CmOptions) {
         self.guesses.set_limit(options.stag_guesses_per_minute);
         self.options = options;
@@ -216,8 +216,8 @@ impl ConnectionManager {
         now: Time,
     ) -> bool {
         let Some(key) = token.0.checked_sub(self.first_token) else { return false };
-        // The slot may have been emptied or reused since the event was collected. In that
-        // case no arm matches, or an I/O call returns EAGAIN.
+        // The slot may have been emptied or reused since the event was collected. Then nothing
+        // happens, or an I/O call returns EAGAIN.
         match self.slots.get(key).map(|e| &e.slot) {
             Some(Slot::Listener { id, .. }) => self.accept_ready(*id, now),
             Some(Slot::Active(_)) => self.drive_active(key, now),
@@ -270,7 +270,7 @@ impl ConnectionManager {
         self.events.pop_front()
     }
 
-    /// Returns the number of connections in start-up in both directions, with undecided requests.
+    /// Returns the number of connections in start-up or closing, including undecided requests.
     pub fn in_startup(&self) -> usize {
         self.slots.len() - self.listeners.len()
     }

@@ -1,4 +1,4 @@
-//! Rejects connections without descriptors, and reports the limits that reject connections.
+//! Resets connections when descriptors run out, and reports limits that were reached.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -28,7 +28,7 @@ impl Shedding {
     pub(super) fn shed(&mut self, listener: &Listener) -> bool {
         let Some(listener) = listener.socket() else { return false };
         if self.spare.take().is_none() {
-            // Another thread's open took the spare descriptor. Try to get one again.
+            // Another thread took the spare descriptor. Try to get one again.
             self.spare = open_spare();
             return false;
         }

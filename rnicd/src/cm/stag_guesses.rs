@@ -42,7 +42,7 @@ impl StagGuessLimiter {
         self.limit = limit;
     }
 
-    /// Counts a guess of `peer` at a user's STags.
+    /// Counts a guess by `peer` at a user's STags.
     pub(super) fn record(&mut self, user: u32, peer: IpAddr, now: Time) {
         let peer = host(peer);
         self.forget(now);

@@ -1,4 +1,4 @@
-//! Connections in start-up that hold a descriptor and no QP: charges of users, and eviction.
+//! Connections in start-up that hold a descriptor and no QP: charges to users, and eviction.
 //!
 //! Each is charged to the user of the listener or of the connecting program. If there is no room
 //! for another, a connection is evicted: of the user with the most connections, and of those the
@@ -105,12 +105,12 @@ impl Startups {
         self.most.of(user)
     }
 
-    /// Returns the slot of this user to evict for one more from this peer.
+    /// Returns the slot of `user` to evict for one more connection from `peer`.
     pub(super) fn own_victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
         self.users.get(&user)?.peer.oldest_of_most(Some(host(peer)))
     }
 
-    /// Returns the slot of any user to evict for one more of this user from this peer.
+    /// Returns the slot, of any user, to evict for a connection of `user` from `peer`.
     pub(super) fn victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
         let most = self.most.largest_with(Some(user))?;
         if most == user {
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!((s.total(), s.of(A), s.of(B)), (6, 5, 1));
         assert_eq!(s.victim(B, peer(9)), Some(2));
         assert_eq!(s.victim(A, peer(3)), Some(2));
-        // With one more it would have as many as the other host.
+        // With one more, host 1 would have as many as host 2.
         assert_eq!(s.victim(A, peer(1)), Some(1));
         assert_eq!(s.own_victim(B, peer(1)), Some(0));
         assert_eq!(s.own_victim(1002, peer(1)), None);

@@ -3,7 +3,7 @@
 //! The daemon manages this port space itself: its addresses are those of the device's ports, and no
 //! kernel socket is bound to them. The [`client`] repeats its request until a reply arrives or its
 //! deadline passes. The [`server`] remembers its replies, so a repeated request gets the same
-//! reply. Between two ends in this daemon, messages are passed in memory. Others leave as
+//! reply. Between two ends in this daemon, messages are passed in memory. Other messages leave as
 //! [`CmEvent::Management`] and arrive in
 //! [`handle_management`](ConnectionManager::handle_management).
 
@@ -25,13 +25,13 @@ use super::{CmEvent, ConnectionManager, Slot};
 
 impl ConnectionManager {
     /// Sets the ports of the device. With `has_loopback` the port of 127.0.0.1 serves all of
-    /// 127.0.0.0/8; otherwise other daemons of this host may use the rest.
+    /// 127.0.0.0/8; otherwise other daemons on this host may use the rest.
     pub fn set_datagram_port(&mut self, port: &Arc<DatagramPort>, has_loopback: bool) {
         self.sidr.port = port.clone();
         self.sidr.has_loopback = has_loopback;
     }
 
-    /// Handles a management datagram from another daemon. Ignores datagrams that are no SIDR
+    /// Handles a management datagram from another daemon. Ignores datagrams that are not SIDR
     /// messages or that claim to come from this daemon.
     pub fn handle_management(&mut self, from: IpAddr, to: IpAddr, mad: &sidr::Bytes, now: Time) {
         if !self.sidr.is_local(from) {

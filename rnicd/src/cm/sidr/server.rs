@@ -108,7 +108,7 @@ impl ConnectionManager {
             l.pending += 1;
         }
         self.charge(key, session, from, WaitsFor::Decision);
-        // A requester with the same configuration waits no longer than this.
+        // A requester with the same configuration waits for `reply_deadline`.
         let patience = self.options.reply_deadline.min(self.options.decision_deadline);
         self.set_deadline(key, Some(now.after(patience)));
         let local = (to, request.service.port().unwrap_or(0)).into();

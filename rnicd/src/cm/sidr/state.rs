@@ -158,8 +158,8 @@ impl RecentReplies {
 }
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Range of ports that the daemon chooses: the dynamic ports of IANA.
+/// Range of ports that the daemon chooses from: IANA's dynamic ports.
 pub(super) const FIRST_PORT: u16 = 49_152;
 pub(super) const LAST_PORT: u16 = u16::MAX;
-/// Maximum replies that a listener keeps, each for one requester.
+/// Maximum replies that a listener keeps.
 const MAX_REPLIES: usize = 64;

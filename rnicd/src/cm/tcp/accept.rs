@@ -35,8 +35,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Reports that no request will arrive on a connection that a client passed. For other
-    /// connections of a listener no client waits.
+    /// Reports that no request will arrive on a connection that a client passed. No client waits
+    /// for other connections.
     pub(in crate::cm) fn no_request(&mut self, passive: &Passive, why: &str) {
         if passive.stream.is_passed() {
             let listener = passive.listener;

@@ -23,7 +23,7 @@ pub(in crate::cm) struct Active {
     initiator: Initiator,
     pub(super) stream: Socket,
     phase: ActivePhase,
-    /// Deadline of the whole attempt, with the retry as revision 1.
+    /// Deadline of the whole attempt, including the retry.
     pub(super) until: Time,
     /// Failure of the first attempt, if this is the second.
     pub(super) first: Option<String>,
@@ -96,7 +96,7 @@ impl Active {
         self.stream.watch(tcp)
     }
 
-    /// Returns the failure for a passed deadline.
+    /// Returns the failure for an expired deadline.
     pub(in crate::cm) fn awaited(&self, options: &CmOptions) -> ConnectFailure {
         ConnectFailure::timed_out(match self.phase {
             ActivePhase::AwaitTcp => format!(
@@ -192,7 +192,7 @@ impl Active {
 
     fn closed(&mut self, error: Option<io::Error>) -> Step {
         match (self.initiator.handle_eof(), error) {
-            // A socket that a client passed has no second connection to try.
+            // A passed socket allows no second connection.
             (EofAction::RetryRevision1, _) if self.stream.is_passed() => Step::Failed(
                 ConnectFailure::reset("the peer closed the connection without an MPA reply"),
             ),

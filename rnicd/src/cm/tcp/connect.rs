@@ -137,7 +137,7 @@ impl ConnectionManager {
         });
     }
 
-    /// Starts the second attempt, as revision 1. The slot and its token stay.
+    /// Starts the second attempt, as revision 1. Keeps the slot and its token.
     fn retry(&mut self, key: usize, first: String, now: Time) {
         let Slot::Active(active) = &mut self.slots[key].slot else { return };
         active.first = Some(first);

@@ -176,8 +176,8 @@ impl ConnectionManager {
                 },
             }
         }
-        // More connections may wait, but the edge-triggered poll does not report them again. Other
-        // listeners run first.
+        // More connections may be waiting, but edge-triggered epoll does not report them again.
+        // Other listeners run first.
         self.set_deadline(key, Some(Time(now.0.saturating_add(1))));
     }
 
@@ -199,7 +199,7 @@ impl ConnectionManager {
         }
         let local = self.options.ports.named(net::canonical(local));
         let addresses = AddressPair { local, peer: net::canonical(peer) };
-        // Without a poll registration the connection is closed.
+        // If registration fails, the connection is closed.
         let _ = self.begin(session, id, stream, addresses, now);
     }
 
@@ -319,7 +319,7 @@ impl ConnectionManager {
 }
 
 /// Returns the refusal for a TCP address that the kernel does not grant. For a TCP port in use, the
-/// text suggests an entry in `ports.map`. The daemon's own port has a key of its own.
+/// text suggests an entry in `ports.map`. Another key sets the daemon's own port.
 fn tcp_refusal(
     session: SessionId,
     what: &str,
@@ -350,7 +350,7 @@ fn tcp_refusal(
 const KERNEL_BACKLOG: i32 = 1024;
 /// Maximum connections to accept from one listener before other listeners run.
 const ACCEPT_BUDGET: usize = 64;
-/// Delay before a listener without descriptors or memory is tried again.
+/// Delay after accept(2) fails for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Delay before a listener is tried again after its user has reached the accept rate.
 const RATE_PAUSE: Duration = Duration::from_millis(10);

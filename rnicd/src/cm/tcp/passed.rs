@@ -1,4 +1,4 @@
-//! MPA start-up on TCP connections that a client made and passed.
+//! MPA start-up on TCP connections passed in by a client.
 //!
 //! Such a connection may have carried other traffic before ("delayed" start-up, RFC 5044 section
 //! 7.1.2) and may continue with it after a rejection. So start-up reads no byte beyond the peer's

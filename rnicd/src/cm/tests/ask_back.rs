@@ -1,4 +1,4 @@
-//! Verification of connection requests: its ends, its answers, and the user that is charged.
+//! Verification of connection requests: answers, timeouts, and the user that is charged.
 
 use super::*;
 

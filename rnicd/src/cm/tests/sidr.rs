@@ -94,7 +94,7 @@ impl Node {
         }
     }
 
-    /// Checks that no state is left.
+    /// Checks that no state remains.
     fn is_done(&mut self) {
         self.is_silent();
         assert_eq!((self.cm.in_startup(), self.cm.startups()), (0, 0));

@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// Users.
 const ALICE: u32 = 1000;
 const MALLORY: u32 = 1001;
 /// Session and listener of Mallory. The others are Alice's.
