@@ -32,7 +32,7 @@ impl Guid {
     }
 
     /// Derives a GUID from the device's name and the host's bytes. Equal inputs give equal GUIDs;
-    /// different ones almost certainly differ.
+    /// different inputs almost never do.
     pub fn derived(name: &str, host: &[u8]) -> Self {
         let parts = [name.as_bytes(), &[0], host];
         let hash = parts
@@ -42,7 +42,7 @@ impl Guid {
         // FNV hashes of names that differ only in the last byte have equal first bytes.
         let hash = (hash ^ hash >> 32).wrapping_mul(SPREAD);
         let hash = hash ^ hash >> 29;
-        // Locally administered, and no group address, so it is in no vendor's range.
+        // Locally administered and not a group address, so it is in no vendor's range.
         Guid((hash | LOCAL) & !GROUP | u64::from(hash & LOW_HALF == 0))
     }
 

@@ -209,7 +209,7 @@ fn name(default: &str) -> Key<String> {
 }
 
 /// An OUI. The default is a locally administered one, which no vendor has. Test suites require a
-/// nonzero vendor ID, and no program mistakes this one for a device it has special handling for.
+/// nonzero vendor ID, and no program has special handling for this one.
 fn vendor_id() -> Key<u32> {
     let check = |id| in_range(&id, &(0..=(1 << 24) - 1)).map(|()| id);
     Key::new(0x02_524e, check, |id| format!("{id:#x}"))

@@ -12,7 +12,7 @@ use rnic_core::device::allocator;
 /// Scope of a limit, and the section of the file that contains its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// `[limits]`: the whole device, or a maximum of single objects.
+    /// `[limits]`: the whole device, or a maximum of individual objects.
     Device,
     /// `[limits.peer]`: one remote host.
     Peer,
@@ -36,7 +36,7 @@ impl Scope {
         }
     }
 
-    /// Returns the name of the section inside of `[limits]`.
+    /// Returns the name of the section inside `[limits]`.
     pub(super) fn name(self) -> &'static str {
         self.section().trim_start_matches("limits.")
     }
@@ -91,7 +91,7 @@ pub struct Row {
     /// A reload does not change the device's limit.
     pub at_start: bool,
     /// The ledger has an account of it: each object is charged when it is created and credited when
-    /// it ends. Other limits bound single objects or rates, or their owner checks them.
+    /// it ends. Other limits bound individual objects or rates, or their owner checks them.
     pub counted: bool,
     /// Each object has a descriptor that is not set aside for connections.
     pub has_descriptor: bool,
@@ -106,7 +106,7 @@ const fn counted(key: &'static str, what: &'static str) -> Row {
     Row { counted: true, ..checked(key, what) }
 }
 
-/// Declares another limit: of single objects, of a rate, or checked by its owner.
+/// Declares any other limit: of individual objects, of a rate, or checked by its owner.
 const fn checked(key: &'static str, what: &'static str) -> Row {
     Row {
         key,
@@ -411,7 +411,7 @@ impl Kind {
     /// Returns the text that explains a limit of this section.
     pub fn sentence(self, scope: Scope) -> String {
         match self.row().what {
-            // The text already mentions the single object.
+            // The text already names the individual object.
             what if what.contains(" of one ") => what.to_owned(),
             what => format!("{what} of {}", scope.owner()),
         }

@@ -17,7 +17,7 @@ pub const UNLIMITED: u64 = u64::MAX;
 /// `[limits]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The whole device, and maxima of single objects.
+    /// The whole device, and maxima of individual objects.
     pub device: Values,
     /// All sessions of a user together.
     pub user: Values,
@@ -32,7 +32,7 @@ pub struct Limits {
 pub struct Values(Vec<Option<u64>>);
 
 impl Values {
-    /// Returns no values: every limit is [`UNLIMITED`].
+    /// Returns an empty set: every limit is [`UNLIMITED`].
     pub(super) fn none() -> Self {
         Values(Vec::new())
     }
@@ -131,7 +131,7 @@ impl Limits {
         }
     }
 
-    /// Appends all limits.
+    /// Appends all rows.
     pub(super) fn rows(&self, rows: &mut Vec<Row>) {
         for scope in Scope::ALL {
             rows.extend(self.of(scope).each().map(|(kind, value)| Row {

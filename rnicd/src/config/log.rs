@@ -11,7 +11,7 @@ pub(super) fn check(level: String) -> Result<String, String> {
     log_filter(&level)
 }
 
-/// Converts an administrator's filter to one of `tracing`. A directive without a target must be a
+/// Converts an administrator's filter to one for `tracing`. A directive without a target must be a
 /// level: `tracing` would treat any other word as a module and log nothing else. If there is no
 /// such level, all other modules log errors.
 pub fn log_filter(text: &str) -> Result<String, String> {

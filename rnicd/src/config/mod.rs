@@ -4,8 +4,8 @@
 //! follows from these declarations: reading a file, errors with line, key and range, defaults, the
 //! text of `rnicd check-config` ([`explain()`]) and the differences to a new configuration
 //! ([`changes()`]). In a [`Config`] every value is in range and every default applied. This module
-//! knows no sockets, no engine and no users of the system. The binaries, the control thread and the
-//! tests call this module.
+//! does not depend on sockets, the engine or the system's users. The binaries, the control thread
+//! and the tests call this module.
 
 mod addresses;
 mod changes;
@@ -82,7 +82,7 @@ pub struct Config {
     /// `[[pd]]`: protection domains that sessions may share.
     pub pds: Vec<NamedPd>,
     /// `[[listen]]`: addresses that users may listen on. Without rules, every user may listen on
-    /// every address.
+    /// `device.addresses`.
     pub listen: Vec<AddressRule>,
     /// `[[connect]]`: addresses that users may connect to. Without rules, every user may connect to
     /// every address.

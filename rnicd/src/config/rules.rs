@@ -63,7 +63,7 @@ impl Override {
         ]
     }
 
-    /// Returns what the rule changes.
+    /// Describes the rule's changes.
     pub(super) fn sentences(&self, kind: &str, limits: &Limits) -> Vec<String> {
         let who = self.who();
         let (one, each) = match kind {

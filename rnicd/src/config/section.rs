@@ -36,7 +36,7 @@ impl<T, W> Key<T, W> {
         Key { default, at_start: false, check, show: Box::new(show), text: None }
     }
 
-    /// Leaves the value as it is at a reload.
+    /// Makes reloads keep the value.
     pub fn at_start(self) -> Self {
         Key { at_start: true, ..self }
     }
@@ -46,7 +46,7 @@ impl<T, W> Key<T, W> {
         Key { text: Some(text), ..self }
     }
 
-    /// Returns the value for `check-config`.
+    /// Returns the row for `check-config`.
     pub fn row(&self, section: &str, name: &str, value: &T, text: &str) -> Row {
         let text = self.text.map_or(text, |text| text(value));
         Row { key: format!("{section}.{name}"), value: (self.show)(value), text: text.to_owned() }
@@ -159,10 +159,10 @@ pub(super) trait Section: Default {
     /// Reads the value of a key.
     fn set<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<(), M::Error>;
 
-    /// Appends all keys.
+    /// Appends all rows.
     fn rows(&self, rows: &mut Vec<Row>);
 
-    /// Replaces values that a reload does not change by the running ones.
+    /// Replaces values that a reload does not change with the running ones.
     fn keep(&mut self, running: &Self);
 }
 

@@ -78,7 +78,7 @@ impl Subjects {
         Ok(())
     }
 
-    /// Checks administrators.
+    /// Returns an error for `"*"`.
     pub(super) fn not_everyone(self) -> Result<Self, String> {
         if self.everyone {
             Err("not everybody can be an administrator".to_owned())
@@ -87,7 +87,7 @@ impl Subjects {
         }
     }
 
-    /// Returns true if it contains no users.
+    /// Returns true if it matches no user.
     pub fn is_empty(&self) -> bool {
         !self.everyone && self.users.is_empty() && self.groups.is_empty()
     }

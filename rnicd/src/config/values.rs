@@ -1,4 +1,4 @@
-//! Values of single keys: their types, and what is valid.
+//! Values of individual keys: types and checks.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use serde::{Deserialize, Deserializer};
 /// `control.seccomp`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Seccomp {
-    /// They fail. Calls that only an attacker would make kill the daemon.
+    /// Unneeded calls fail. Calls that only an attacker would make kill the daemon.
     #[default]
     Enforce,
-    /// They succeed, and the kernel logs them.
+    /// Unneeded calls succeed, and the kernel logs them.
     Log,
     /// System calls are not filtered.
     Off,

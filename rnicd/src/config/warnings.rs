@@ -30,7 +30,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
             Span(most)
         ));
     }
-    // Defaults above a lowered limit are no contradiction, because the administrator did not write
+    // Defaults above a lowered limit cause no warning, because the administrator did not write
     // them.
     all.extend(above(&session, &user, &default.session));
     all.extend(above(&user, &device, &default.user));
