@@ -32,7 +32,8 @@ pub enum Sent {
 
 /// Sends the connection and asynchronous events of one session.
 ///
-/// Shared by the control thread and the workers. The lock is held for one non-blocking system call.
+/// Shared by the control thread and the workers. The lock is held only for non-blocking system
+/// calls.
 #[derive(Debug)]
 pub struct EventSender {
     socket: OwnedFd,

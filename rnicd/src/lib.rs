@@ -1,7 +1,7 @@
 //! The RNIC daemon: processes and policy around `rnic-core`.
 //!
-//! [`config`] holds the configuration, [`control`] serves clients, and [`resource`] alone decides
-//! about permissions and limits. [`cm`] establishes connections, [`worker`] drives them over the
+//! [`config`] holds the configuration, [`control`] serves clients, and only [`resource`] decides on
+//! permissions and limits. [`cm`] establishes connections, [`worker`] drives them over the
 //! [`socket`] that `cm` hands over, and [`events`] reports both to clients. [`exec`] runs a private
 //! daemon for one program. [`privilege`] queries the kernel about processes and drops privileges,
 //! [`system`] converts system errors, [`clock`] reads clocks, [`reaper`] closes descriptors if the

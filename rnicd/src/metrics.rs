@@ -1,9 +1,9 @@
 //! A metrics file in the text format of Prometheus, for the textfile collector of node_exporter.
 //! No port is opened.
 //!
-//! [`Page`] is the format, [`Writer`] a thread that replaces the file. The control thread renders
-//! pages and passes them to the writer, and skips pages if the disk is slow. A failed write is
-//! logged at most every 10 minutes and has no other effect. The resource manager chooses the
+//! [`Page`] is the format; [`Writer`] is a thread that replaces the file. The control thread
+//! renders pages and passes them to the writer, and skips pages if the disk is slow. A failed write
+//! is logged at most every 10 minutes and has no other effect. The resource manager chooses the
 //! metrics.
 
 use std::fmt::{Display, Write as _};

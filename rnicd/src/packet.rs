@@ -30,7 +30,7 @@ pub enum Front {
         /// Descriptors are attached.
         descriptors: bool,
     },
-    /// The peer is gone, or sent an empty packet, which is no message.
+    /// The peer is gone, or sent an empty packet, which is not a message.
     End,
 }
 
@@ -51,7 +51,7 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> io::Resul
     }
 }
 
-/// Shuts the socket down in both directions. Packets sent before still arrive.
+/// Shuts the socket down in both directions. Packets already sent still arrive.
 pub fn shut(socket: BorrowedFd<'_>) {
     // Fails only if the peer is gone, which then sends nothing either.
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);

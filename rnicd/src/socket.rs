@@ -3,7 +3,7 @@
 //! A passed socket shares its file description with the client, which may keep its own descriptor.
 //! So every call passes flags instead of relying on `O_NONBLOCK`. Closing our descriptor does not
 //! end the connection; that needs a `shutdown`, or a disconnect, which resets. The client controls
-//! `SO_LINGER`, so the close may block, and the reaper does it. The module knows no protocol.
+//! `SO_LINGER`, so the close may block, and the reaper does it. The code is protocol-independent.
 //! [`cm`](crate::cm) and [`worker`](crate::worker) use it.
 
 use std::io;
@@ -38,7 +38,7 @@ struct Passed {
 }
 
 impl Socket {
-    /// Wraps a socket of the daemon's own.
+    /// Wraps one of the daemon's own sockets.
     pub fn own(stream: TcpStream) -> Self {
         Socket { stream: Some(stream), passed: None }
     }

@@ -19,7 +19,7 @@ use crate::privilege;
 /// Reasons why the daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivateError {
-    /// It did not start.
+    /// The server did not start.
     #[error(transparent)]
     Start(#[from] StartError),
     /// Its configuration is invalid.
@@ -166,7 +166,7 @@ fn start(folder: Folder, overrides: Overrides) -> Result<(PrivateDaemon, Log), P
     config.control.seccomp = overrides.seccomp.unwrap_or(config.control.seccomp);
     let (mut log, problem) = Log::start(&config.log);
     if let Some(problem) = problem {
-        tracing::warn!("{problem}; using log.level of the configuration");
+        tracing::warn!("{problem}; using log.level from the configuration");
     }
     if privilege::own_user() != 0 {
         privilege::renounce()?;

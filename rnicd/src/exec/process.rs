@@ -79,7 +79,7 @@ impl DaemonProcess {
             }
         };
         let folder = Folder::new().map_err(system("cannot create a folder for the socket"))?;
-        // The running executable itself, even if its path now has a different file.
+        // The running executable itself, even if its path now leads to another file.
         let mut command = Command::new("/proc/self/exe");
         command.arg("private-daemon").arg("--folder").arg(folder.path()).process_group(0);
         if let Some(loopback) = overrides.loopback {

@@ -88,7 +88,7 @@ fn priority_of(level: Level) -> u8 {
     }
 }
 
-/// Puts the priority before each line of a text, because the journal reads single lines.
+/// Puts the priority before each line of a text, because the journal reads individual lines.
 fn with_priority(text: &[u8], priority: u8) -> Vec<u8> {
     let prefix = format!("<{priority}>");
     let lines = text.split_inclusive(|byte| *byte == b'\n');

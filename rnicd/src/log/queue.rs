@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
-/// The sending half. Takes one line per `write` and never blocks.
+/// The sending half. Takes one line per `write`, which never blocks.
 #[derive(Clone, Debug)]
 pub struct Queue {
     lines: Sender<LogEntry>,

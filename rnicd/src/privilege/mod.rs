@@ -1,10 +1,10 @@
 //! The daemon's privileges, and the kernel's information about other processes.
 //!
-//! Peer credentials and pidfds, signals, sockets passed by a service manager, and dropping of the
-//! root user, capabilities and system calls. This is the only module of the daemon with `unsafe`
-//! code, so that a reader can check all of it at once. It makes no decisions: `control` queries
-//! peers, `exec` forwards signals, `cli` chooses which privileges to drop, and threads confine
-//! themselves.
+//! Provides peer credentials and pidfds, signals and sockets passed by a service manager, and drops
+//! the root user, capabilities and system calls. This is the only module of the daemon with
+//! `unsafe` code, so that a reader can check all of it at once. It makes no decisions: `control`
+//! queries peers, `exec` forwards signals, `cli` chooses which privileges to drop, and threads
+//! confine themselves.
 #![allow(unsafe_code)]
 
 mod account;

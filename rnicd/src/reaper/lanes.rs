@@ -2,7 +2,7 @@
 //! threads, even if it never ends.
 //!
 //! Each user has a lane, which is a FIFO queue. Threads take items from the lanes round-robin. A
-//! lane is skipped while `at_once` of its items are in work, which may be forever.
+//! lane is skipped while `at_once` of its items are in progress, which may be forever.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 /// Queued work, by user.
 #[derive(Debug)]
 pub(super) struct Lanes<T> {
-    /// Maximum number of items of one user in work at the same time.
+    /// Maximum number of items of one user in progress at the same time.
     at_once: usize,
     state: Mutex<State<T>>,
     work: Condvar,
@@ -41,7 +41,7 @@ impl<T> Lane<T> {
 }
 
 impl<T> Lanes<T> {
-    /// Creates empty lanes, with at most `at_once` items of one user in work at once.
+    /// Creates empty lanes, with at most `at_once` items of one user in progress.
     pub(super) fn new(at_once: usize) -> Self {
         let lanes = HashMap::new();
         let turns = VecDeque::new();

@@ -209,7 +209,7 @@ impl fmt::Debug for OwnObject {
     }
 }
 
-/// Starts a thread that runs the work in `lanes`, with a function that `prepare` makes there.
+/// Starts a thread that runs the work in `lanes`, with a function that `prepare` returns there.
 fn start<T, F>(
     name: &str,
     seccomp: Seccomp,
@@ -319,7 +319,7 @@ mod tests {
         };
         assert!(say().is_ok());
         reaper.close_client(1000, ours);
-        assert_eq!(reaper.closing(1000), 1, "with what it has sent");
+        assert_eq!(reaper.closing(1000), 1, "with an unread packet");
         assert!(say().is_err_and(|e| e.kind() == io::ErrorKind::BrokenPipe));
     }
 

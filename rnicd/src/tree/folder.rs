@@ -2,7 +2,7 @@
 //!
 //! Other users may be able to write to the parent folder, so links there are not followed, and only
 //! a tree is removed. Inside the tree only the daemon writes. Everything is created relative to the
-//! descriptor of the root, even if another file takes the place of its path.
+//! root's descriptor, even if another file has since replaced its path.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -262,7 +262,7 @@ mod tests {
         fs::create_dir(&other).unwrap();
         fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
         let mut folder = Folder::make(root.clone(), &[]).unwrap();
-        // Another folder is at the path while the rest is created, and at the end.
+        // A link is at the path while the rest is created, and at the end.
         fs::rename(&root, parent.path().join("moved")).unwrap();
         symlink(&other, &root).unwrap();
         for entry in entries() {
@@ -297,7 +297,7 @@ mod tests {
         let other = parent.path().join("other");
         fs::create_dir(&other).unwrap();
         fs::write(other.join("kept"), "kept").unwrap();
-        // Another user's folder, a link to it, a file, and a folder with a link as its mark.
+        // A link, an unmarked folder, a file, and a folder with a link as its mark.
         symlink(&other, &root).unwrap();
         assert!(matches!(make(&root), Err(TreeError::NotATree { .. })));
         assert!(matches!(make(&other), Err(TreeError::NotATree { .. })));

@@ -167,7 +167,7 @@ const OPEN: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Older variants of these calls. Architectures other than x86_64 have few of them.
+/// Older variants of calls in `OPEN`. Architectures other than x86_64 have few of them.
 #[cfg(target_arch = "x86_64")]
 const OPEN_OLD: &[c_long] = &[
     libc::SYS_access,

@@ -1,9 +1,9 @@
 //! A filter of system calls for each kind of thread.
 //!
 //! A thread that an attacker controls through a bug in the daemon should be able to do little: a
-//! worker can move bytes between its descriptors and touch its memory, but cannot open, connect,
-//! execute or inspect anything. [`calls`] lists the system calls of each kind, [`program`]
-//! translates them to BPF, and this module installs the filter from within the thread.
+//! worker can move bytes between its descriptors and touch its memory, but cannot open, execute or
+//! inspect anything. [`calls`] lists the system calls of each kind, [`program`] translates them to
+//! BPF, and this module installs the filter from within the thread.
 //!
 //! Other calls are denied in three ways. A call that no library makes on its own
 //! ([`calls::HOSTILE`]) ends the process, like a panic, because its state is suspect. A call newer

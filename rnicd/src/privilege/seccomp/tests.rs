@@ -37,7 +37,7 @@ fn as_kind_with<T: Send + 'static>(
     thread.join().unwrap()
 }
 
-/// Tries every operation that only some kinds may do.
+/// Tries every operation that only some kinds may perform.
 #[test]
 fn each_kind_has_what_it_needs_and_no_more() {
     use ThreadKind::{Addresses, Control};
@@ -137,7 +137,7 @@ fn logging_lets_everything_pass() {
 
 #[test]
 fn hostile_calls_end_the_process() {
-    // An abort is no attack: it must still end the process with its own signal.
+    // An abort is not an attack: it must still end the process with its own signal.
     for (what, signal) in [
         ("execve", SIGSYS),
         ("ptrace", SIGSYS),
