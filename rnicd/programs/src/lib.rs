@@ -1,4 +1,4 @@
-//! The programs `rnicd` and `rnicctl`, over the daemon's library.
+//! The programs `rnicd` and `rnicctl`, built on the daemon's library.
 //!
 //! [`cli`] has their command lines, and [`demo`] shows a private daemon at work. The binaries call
 //! the `main` functions of [`cli`].

@@ -49,7 +49,7 @@ fn has_ended(pid: &str) -> bool {
     matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// Stops a process. Returns false if it ended before.
+/// Stops a process. Returns false if it has already ended.
 fn stop(pid: &str) -> bool {
     signal("STOP", pid);
     wait_for("a stop or an end", || state(pid) == Some('T') || has_ended(pid));
@@ -267,7 +267,7 @@ fn a_configuration_may_come_from_a_pipe() {
 fn exec_socket_folder_is_private() {
     let script = "stat -c %a \"${RNIC_SOCKET%/*}\"";
     let mut command = Command::new("sh");
-    // With any umask.
+    // With umask 0.
     command.args(["-c", "umask 0; exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_rnicd"));
     let output = command.args(["exec", "--", "sh", "-c", script]).output().unwrap();
     assert_eq!(text(&output.stdout), "700\n", "{}", text(&output.stderr));

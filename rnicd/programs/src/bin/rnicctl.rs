@@ -1,4 +1,4 @@
-//! Shows the state of the daemon and carries out commands of administrators.
+//! Shows the state of the daemon and runs administrator commands.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `rnicctl`: shows the state of the daemon and runs commands of administrators.
+//! `rnicctl`: shows the state of the daemon and runs administrator commands.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use super::rows::Row;
 use super::table::of_status;
 use super::{follow, why};
 
-/// Show the state of rnicd, and run commands of administrators.
+/// Show the state of rnicd, and run administrator commands.
 ///
 /// Administrators see the objects of all users, other users only their own.
 ///
@@ -150,7 +150,7 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
     }
 }
 
-/// Prints all pages of a list. Objects may change between pages, so the result is no snapshot.
+/// Prints all pages of a list. Objects may change between pages, so the result is not a snapshot.
 fn list<R: Row>(context: &Context, json: bool) -> Result<(), Box<dyn std::error::Error>> {
     let mut all = Vec::new();
     let mut next = Some(0);

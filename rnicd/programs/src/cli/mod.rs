@@ -124,7 +124,7 @@ struct Check {
 struct Run {
     #[command(flatten)]
     configured: Configured,
-    /// Control socket; overrides control.socket of the configuration.
+    /// Control socket; overrides control.socket in the configuration.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Stop gracefully after this time without a client ("60s", "5min").
@@ -196,7 +196,7 @@ impl From<LoopbackArg> for Loopback {
     }
 }
 
-/// Runs the command of this process's arguments.
+/// Runs the command in this process's arguments.
 pub fn main() -> ExitCode {
     let command = Cli::parse().command;
     // Maps a failure to an exit code.
@@ -298,7 +298,7 @@ struct PassedSockets {
     ports: Vec<PassedPort>,
 }
 
-/// Sorts the passed sockets into the control socket and sockets of `wired.port`.
+/// Sorts the passed sockets into the control socket and sockets for `wired.port`.
 fn sort_sockets(config: &Config) -> Result<PassedSockets, Failure> {
     let mut sockets = PassedSockets { control: None, ports: Vec::new() };
     for fd in privilege::passed_sockets()? {
@@ -383,7 +383,7 @@ fn show(args: Demo) -> Result<ExitCode, Failure> {
 fn start_log(config: &Config) -> Log {
     let (log, problem) = Log::start(&config.log);
     if let Some(problem) = problem {
-        complain(&format!("rnicd: {problem}; using log.level of the configuration"));
+        complain(&format!("rnicd: {problem}; using log.level from the configuration"));
     }
     log
 }

@@ -1,7 +1,7 @@
 //! Lists of `rnicctl`.
 //!
 //! Columns are the fields of the rows, in the order in which `--json` prints them: a new field
-//! needs no line here. [`columns`] lists the fields with another heading or format than their own.
+//! needs no line here. [`columns`] lists the fields that need a special heading or format.
 
 use rnic_abi::abi::control::*;
 use rnic_abi::types::*;
@@ -210,7 +210,7 @@ impl Struct {
     }
 }
 
-/// Records the struct that a type asks for.
+/// Records the struct that a type deserializes.
 struct Recorder<'a>(&'a mut Struct);
 
 impl<'de> Deserializer<'de> for Recorder<'_> {

@@ -1,7 +1,7 @@
 //! Child processes of the demo, and their output.
 //!
 //! A child runs one part of `parts` and writes lines of the form `kind TAB rest`. Dropping it kills
-//! it if it still runs, so no process is left after a failure.
+//! it if it still runs, so no process remains after a failure.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines};
@@ -49,7 +49,7 @@ impl Child {
     pub(super) fn start(daemon: &DaemonProcess, part: &[&OsStr]) -> Result<Self, ChildError> {
         let name = part.first().copied().unwrap_or_default().to_string_lossy().into_owned();
         let failed = |error| ChildError::System { part: name.clone(), error };
-        // The running executable itself, even if its path now has a different file.
+        // The running executable itself, even if its path now leads to another file.
         let mut process = Command::new("/proc/self/exe")
             .arg("demo-part")
             .args(part)
