@@ -12,7 +12,7 @@ unsafe extern "C" {
 }
 
 /// Returns the value of an environment variable. Returns `None` if it is unset or empty, or if the
-/// program is set-user-ID (`AT_SECURE`), so that another user controls the environment.
+/// program has gained privileges (`AT_SECURE`), because its caller controls the environment.
 pub(crate) fn variable(name: &CStr) -> Option<OsString> {
     // SAFETY: the name ends in a zero byte. A program that changes its environment while other
     // threads read it breaks every other reader as well.

@@ -2,9 +2,9 @@
 //!
 //! The daemon runs outside the job's cgroup if the system allows that, and without the environment
 //! variables by which CI systems find the processes of a job (`RUNNER_TRACKING_ID` of GitHub
-//! Actions, `JENKINS_NODE_COOKIE`). With systemd it gets its own scope. Without systemd, a daemon
-//! of root is moved to the root of the cgroup hierarchy. A daemon of another user stays in the
-//! job's cgroup, and if it is killed with the job, the next `rnic-run` starts another daemon.
+//! Actions, `JENKINS_NODE_COOKIE`). With systemd it gets its own scope. Without systemd, root's
+//! daemon is moved to the root of the cgroup hierarchy. Another user's daemon stays in the job's
+//! cgroup, and if it is killed with the job, the next `rnic-run` starts another daemon.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

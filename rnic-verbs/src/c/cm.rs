@@ -81,7 +81,7 @@ pub struct rdma_cm_id {
     pub qp_type: ibv_qp_type,
 }
 
-/// The route of an [`rdma_cm_id`]. Programs read its addresses by rdma_get_local_addr(3) and
+/// The route of an [`rdma_cm_id`]. Programs read its addresses with rdma_get_local_addr(3) and
 /// rdma_get_peer_addr(3), which are inline.
 #[derive(Clone, Copy)]
 #[repr(C)]

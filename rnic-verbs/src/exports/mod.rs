@@ -1,7 +1,7 @@
 //! Exported symbols: the names of libibverbs.so.1 with their version nodes, and a node of our own
 //! for librdmacm.so.1.
 //!
-//! A function of the C API may be defined anywhere in this crate, under its own name and as plain
+//! A function of the C API may be defined anywhere in this crate, under its own name and as a plain
 //! `pub(crate) unsafe extern "C" fn`, without `no_mangle`. A table in one of these modules
 //! publishes it, and the imports of the module determine its path. Programs may be linked to
 //! resolve every symbol at start, so the tables contain all names of the real libraries. `absent`

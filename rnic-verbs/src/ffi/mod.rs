@@ -1,4 +1,4 @@
-//! The border to C: objects that C holds pointers to, and conversion of arguments.
+//! The boundary to C: objects that C holds pointers to, and conversion of arguments.
 
 pub(crate) mod absent;
 pub(crate) mod entry;

@@ -50,8 +50,8 @@ impl Address {
         }
     }
 
-    /// Like [`read`](Self::read), for an address of `length` bytes. Returns `None` if these are
-    /// fewer than the address of the family has.
+    /// Like [`read`](Self::read), for an address of `length` bytes. Returns `None` if that is too
+    /// short for its family.
     ///
     /// # Safety
     ///

@@ -38,7 +38,7 @@ struct Found {
     destination: Option<SocketAddr>,
 }
 
-/// Looks up a node and a service, either of which may be missing. Without both, returns the
+/// Looks up a node and a service, either of which may be missing. With neither, returns the
 /// addresses of the hints, if any.
 ///
 /// # Errors

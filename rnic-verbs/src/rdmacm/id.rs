@@ -37,7 +37,7 @@ pub(super) struct Endpoint {
     pub(super) wanted: ibv_qp_init_attr,
 }
 
-// SAFETY: its pointers are stored for the program, and only C functions follow them.
+// SAFETY: its pointers are stored for the program, and only C functions dereference them.
 unsafe impl Send for Endpoint {}
 
 impl Body for CmIdBody {

@@ -101,7 +101,7 @@ impl Ids {
         self.delivered.notify_all();
     }
 
-    /// Routes the events of a listener to an id. Fails with `EADDRINUSE` if they already have one.
+    /// Routes the events of a listener to an id. Fails with `EADDRINUSE` if another id has them.
     pub(super) fn claim_listener(
         &self,
         listener: ListenerId,

@@ -43,7 +43,7 @@ fn create_ex(id: *mut rdma_cm_id, wanted: InOut<ibv_qp_init_attr_ex>) -> Result<
     })
 }
 
-/// Sets the missing queues in `w`, and creates the queue pair by `make`.
+/// Sets the missing queues in `w`, and creates the queue pair with `make`.
 fn create_with(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,

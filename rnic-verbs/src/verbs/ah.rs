@@ -66,7 +66,7 @@ impl AhBody {
         if self.pd.client().id() == pd {
             return Ok(self.route);
         }
-        Err(invalid!("the address handle belongs to another PD than the QP"))
+        Err(invalid!("the address handle is not in the PD of the QP"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The thread that receives events of the daemon and passes them to the objects concerned.
+//! The thread that receives events from the daemon and passes them to the objects concerned.
 //!
 //! The library starts this thread in the program, and copier threads for a daemon of another user.
 //! The event thread blocks all signals, and touches no objects of the program except descriptors

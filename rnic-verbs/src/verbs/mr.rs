@@ -180,8 +180,8 @@ fn register(
 }
 
 fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
-    // SAFETY: by registering the range, the program allows others to write it; it is memory of the
-    // program and not of this library.
+    // SAFETY: by registering the range, the program lets others write to it; the memory is the
+    // program's, not this library's.
     unsafe { ProgramRange::new(address as u64, length as u64) }
         .ok_or_else(|| invalid!("{length} bytes at {address:p} are not a valid memory range"))
 }
@@ -246,7 +246,7 @@ fn change(
     Ok(())
 }
 
-/// Performs the checks that libibverbs itself performs before it calls the device.
+/// Performs the checks that libibverbs itself performs before it calls the driver.
 fn check_change(
     flags: c_uint,
     address: *mut c_void,
@@ -272,7 +272,7 @@ fn dereg(mr: *mut ibv_mr) -> Result<(), Errno> {
     unsafe { withdraw::<MrBody>(mr) }.map(drop)
 }
 
-/// Fails: only devices with page tables of their own take advice.
+/// Fails: advice is only for on-demand paging.
 fn advise(
     _pd: *mut ibv_pd,
     _advice: c_uint,
@@ -280,7 +280,7 @@ fn advise(
     _list: *mut ibv_sge,
     _count: c_uint,
 ) -> Result<(), Errno> {
-    Err(unsupported!("ibv_advise_mr: the device has no page tables"))
+    Err(unsupported!("ibv_advise_mr: no on-demand paging"))
 }
 
 entry! {
@@ -294,7 +294,7 @@ entry! {
     ) -> pointer<ibv_mr> = |pd, address, length, iova, access| {
         register(pd, address, length, Some(iova), access)
     };
-    /// ibv_reg_mr(3), called by programs built since 2020, which may pass hints.
+    /// The `ibv_reg_mr` macros call this if `access` may have optional flags.
     uncancelled ibv_reg_mr_iova2(
         pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_uint,
     ) -> pointer<ibv_mr> = |pd, address, length, iova, access| {

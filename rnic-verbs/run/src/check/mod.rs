@@ -33,7 +33,7 @@ pub struct CheckOptions<'a> {
     pub program: Option<&'a OsStr>,
 }
 
-/// Result of the check, in order of importance.
+/// Result of the check, in order of examination.
 #[derive(Debug, Default)]
 pub struct Report {
     facts: Vec<Fact>,

@@ -5,8 +5,8 @@
 //! reference to a published head, because the program may write it at any time.
 //!
 //! [`table`] lists the live objects. The library refuses a pointer to anything else, destroyed
-//! objects included, and does not follow it. It cannot detect a new object of the same kind at the
-//! same address, so [`quarantine`] keeps the memory of the objects destroyed last.
+//! objects included, and does not dereference it. It cannot detect a new object of the same kind at
+//! the same address, so [`quarantine`] keeps the memory of the objects destroyed last.
 
 mod quarantine;
 mod table;
@@ -142,8 +142,8 @@ pub(crate) unsafe fn withdraw<B: Body>(head: *mut B::Head) -> Result<B, Errno> {
     }
 }
 
-/// A pointer of the program. The library stores, compares and returns it; only C functions follow
-/// it.
+/// A pointer of the program. The library stores, compares and returns it; only C functions
+/// dereference it.
 #[derive(Debug)]
 pub(crate) struct Foreign<T>(pub(crate) *mut T);
 
@@ -169,7 +169,7 @@ impl<T> Foreign<T> {
     }
 }
 
-// SAFETY: it is only an address; code that follows it justifies the access.
+// SAFETY: it is only an address; code that dereferences it justifies the access.
 unsafe impl<T> Send for Foreign<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Foreign<T> {}

@@ -171,7 +171,7 @@ impl ContextBody {
         attr.max_msg_sz = 1 << 30;
         attr.pkey_tbl_len = 1;
         attr.max_vl_num = 1;
-        // 4x of 25 Gb/s. Programs only display the value.
+        // 4 lanes of 25 Gb/s. Programs only display the value.
         attr.active_width = 2;
         attr.active_speed = 32;
         attr.phys_state = 5;

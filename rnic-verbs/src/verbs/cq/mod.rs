@@ -187,8 +187,8 @@ impl CqBody {
         Ok(n)
     }
 
-    /// Resets a queue pair by `reset`, and drops its unpolled completions, as adapters do: requests
-    /// posted before the reset must not complete any more.
+    /// Resets a queue pair with `reset`, and drops its unpolled completions, as adapters do:
+    /// requests posted before the reset must no longer complete.
     pub(crate) fn drop_with_reset(
         cqs: [&Arc<CqBody>; 2],
         of: QpId,

@@ -11,15 +11,15 @@ use crate::verbs::mr::MrBody;
 use crate::verbs::mw::{MwBody, WindowKey};
 use crate::verbs::qp::work::{BindWork, ReceiveWork, SendKind, SendWork, SgeList};
 
-/// Iterator over the requests of a chain, which null ends. Copies each request when it is reached.
+/// Iterator over the requests of a null-terminated chain. Copies each request when it is reached.
 pub(crate) struct Chain<W> {
     next: *mut W,
     /// PD of a UD QP. Its requests contain a destination.
     datagrams: Option<PdId>,
 }
 
-/// The chain of a call, with its objects, remains during the call. Memory that a request refers to
-/// stays accessible until the request has completed (ibv_post_send(3)).
+/// The chain of a call, with its objects, stays valid during the call. Memory that a request refers
+/// to stays accessible until the request has completed (ibv_post_send(3)).
 impl<W> Argument for Chain<W> {
     type C = *mut W;
 
@@ -35,7 +35,7 @@ impl<W> Chain<W> {
     }
 }
 
-/// Posts the requests of a chain by `post`, which returns the number of posted requests and the
+/// Posts the requests of a chain with `post`, which returns the number of posted requests and the
 /// result. On failure, writes the request that failed to `bad`.
 pub(crate) fn post<W: Request>(
     requests: Chain<W>,
@@ -55,7 +55,7 @@ pub(crate) fn post<W: Request>(
     result
 }
 
-/// A work request of C.
+/// A C work request.
 pub(crate) trait Request {
     /// Returns the next request of the chain.
     ///

@@ -214,7 +214,7 @@ entry! {
         of: *mut ibv_qp, attr: Out<ibv_qp_attr>, mask: c_int, init: Out<ibv_qp_init_attr>,
     ) -> status = query;
     /// ibv_query_qp_data_in_order(3). Returns 0: the bytes of a message may be placed in any order,
-    /// but the last few of them last.
+    /// except for the last few.
     plain ibv_query_qp_data_in_order(
         of: *mut ibv_qp, opcode: c_uint, flags: u32,
     ) -> value<c_int> = |_, _, _| 0;

@@ -1,4 +1,4 @@
-//! Posting by `ibv_wr_start(3)`: requests are built call by call and posted together.
+//! Posting with `ibv_wr_start(3)`: requests are built call by call and posted together.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

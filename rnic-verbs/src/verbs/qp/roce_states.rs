@@ -286,7 +286,7 @@ impl RoceStates {
         Ok(RoceStates { attr, ..*self })
     }
 
-    /// Checks that the attributes of the peer repeat the values set before.
+    /// Checks that the attributes of the peer repeat their earlier values.
     fn check_repeated(&self, wanted: &ibv_qp_attr, mask: i32) -> Result<(), Errno> {
         let same_route = route(&wanted.ah_attr) == route(&self.attr.ah_attr);
         let changed = if mask & c::IBV_QP_AV != 0 && !same_route {
@@ -387,7 +387,7 @@ mod tests {
         c::IBV_QPS_ERR,
     ];
 
-    /// All single attributes.
+    /// Each attribute alone.
     fn attributes() -> impl Iterator<Item = i32> {
         (1..31).map(|bit| 1 << bit)
     }
