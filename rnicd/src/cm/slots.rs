@@ -36,7 +36,7 @@ pub(super) enum Slot {
     RequestCheck(Box<RequestCheck>),
 }
 
-/// An undecided request of a QP to a listener of this daemon.
+/// An undecided request inside this daemon.
 #[derive(Debug)]
 pub(super) struct Direct {
     /// Session of the initiator.

@@ -367,7 +367,7 @@ fn direct_path_needs_a_local_listener() {
     d.connect(ACTIVE, SocketAddr::from(([127, 0, 0, 2], address.port())), &[]);
     assert!(d.unreachable().contains("refused"));
 
-    // A wildcard takes all of them.
+    // A wildcard takes all addresses.
     let mut w = Node::direct();
     let port = w.listen("0.0.0.0", 2).port();
     w.connect(ACTIVE, SocketAddr::from(([127, 0, 0, 2], port)), &[]);

@@ -19,7 +19,7 @@ pub struct InForce {
 }
 
 impl InForce {
-    /// Replaces a configured value by the effective one.
+    /// Replaces a configured value with the effective one.
     pub(super) fn apply_to(&self, row: &mut Row) {
         match row.key.as_str() {
             "device.guid" => {

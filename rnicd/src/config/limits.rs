@@ -90,7 +90,7 @@ impl Limits {
         }
     }
 
-    /// Replaces the defaults by the values of `[limits]` and its subsections.
+    /// Replaces the defaults with the values of `[limits]` and its subsections.
     pub(super) fn new(written: &[Written]) -> Result<Self, Wrong> {
         let mut limits = Limits::default();
         for Written { scope, kind, value, .. } in written {
@@ -124,7 +124,7 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Replaces limits that a reload does not change by the running ones.
+    /// Keeps the running limits that a reload does not change.
     pub(super) fn keep(&mut self, running: &Limits) {
         for kind in Kind::ALL.into_iter().filter(|kind| kind.row().at_start) {
             self.device.put(kind, running.device.of(kind));
@@ -195,7 +195,7 @@ fn of_rule<'de, D: Deserializer<'de>>(scope: Scope, d: D) -> Result<Values, D::E
     Ok(values)
 }
 
-/// Reads the limits of this scope. The section of the device contains those of the others.
+/// Reads the limits of this scope. The device's section contains the others.
 #[derive(Clone, Copy)]
 struct SectionOf {
     scope: Scope,

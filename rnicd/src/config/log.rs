@@ -46,7 +46,7 @@ fn level(word: &str) -> Result<LevelFilter, String> {
     })
 }
 
-/// Replaces `warning`, an alias, by `warn`.
+/// Replaces `warning`, an alias, with `warn`.
 fn named(level: &str) -> &str {
     if level.eq_ignore_ascii_case("warning") { "warn" } else { level }
 }

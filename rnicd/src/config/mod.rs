@@ -121,7 +121,7 @@ impl Config {
         parsed.check().map_err(|Wrong { at, why }| ConfigError::at(file, text, at, why))
     }
 
-    /// Replaces values that a reload does not change by the running ones.
+    /// Keeps the running values that a reload does not change.
     pub fn keep_at_start(&mut self, running: &Config) {
         self.device.keep(&running.device);
         self.wired.keep(&running.wired);

@@ -162,7 +162,7 @@ pub(super) trait Section: Default {
     /// Appends all rows.
     fn rows(&self, rows: &mut Vec<Row>);
 
-    /// Replaces values that a reload does not change with the running ones.
+    /// Keeps the running values that a reload does not change.
     fn keep(&mut self, running: &Self);
 }
 

@@ -73,7 +73,7 @@ impl ConnectionManager {
         drop(self.end_passive(key, why));
     }
 
-    /// As [`fail_passive`](Self::fail_passive), but returns the stream for the caller to end.
+    /// Like [`fail_passive`](Self::fail_passive), but returns the stream for the caller to end.
     pub(in crate::cm) fn end_passive(&mut self, key: usize, why: &str) -> Option<Socket> {
         let Some(Slot::Passive(passive)) = self.remove(key) else { return None };
         match passive.phase {

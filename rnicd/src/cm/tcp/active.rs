@@ -48,7 +48,7 @@ pub(in crate::cm) enum Step {
     /// The first attempt failed for this reason. The second attempt uses revision 1.
     Retry(String),
     Failed(ConnectFailure),
-    /// As `Failed`, after sending these bytes to the peer.
+    /// Like `Failed`, after sending these bytes to the peer.
     FailedWithReply(Vec<u8>, ConnectFailure),
 }
 

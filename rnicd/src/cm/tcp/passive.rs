@@ -37,7 +37,7 @@ pub(super) enum Step {
     /// The kernel has the reply.
     Replied,
     Failed(String),
-    /// As `Failed`, after sending these bytes to the peer.
+    /// Like `Failed`, after sending these bytes to the peer.
     Answer(Vec<u8>, String),
 }
 

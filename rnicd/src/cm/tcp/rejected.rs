@@ -24,7 +24,7 @@ impl Closing {
         Closing { stream, final_bytes, shut: false, discarded: 0 }
     }
 
-    /// Returns true when nothing is left to do.
+    /// Returns true once finished.
     pub(super) fn drive(&mut self, scratch: &mut [u8]) -> bool {
         if !self.shut {
             match self.final_bytes.send(&self.stream) {

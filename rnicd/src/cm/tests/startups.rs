@@ -89,7 +89,7 @@ fn undecided_requests_are_evicted_with_an_event() {
     let turned_away = raw(hers);
     node.until(|_| is_over(&turned_away));
     assert!(!requests.iter().any(|(stream, _)| is_over(stream)));
-    // A request of another user evicts her oldest.
+    // A request for another user evicts her oldest.
     let (gone, id) = requests.remove(0);
     let (mine, request) = undecided_after_withdrawal(&mut node, address, gone, id);
     assert_eq!((node.cm.startups_of(ALICE), node.cm.startups_of(MALLORY)), (1, 9));
