@@ -258,7 +258,7 @@ mod tests {
                 assert!(Outbox::default().send(a.as_fd(), outgoing(bytes, descriptors)).is_ok());
                 let mut a = Some(a);
                 if gone {
-                    // With an unread packet of this end, so that the end of the stream is a reset.
+                    // This end's packet stays unread, so the stream ends with a reset.
                     assert!(Outbox::default().send(b.as_fd(), outgoing(b"y", 0)).is_ok());
                     a = None;
                 }

@@ -118,7 +118,7 @@ pub(crate) fn check_route(attributes: &ibv_ah_attr, gids: &[GidRow]) -> Result<(
         return Err(invalid!("ah_attr.is_global is 0: RoCE needs a GRH with a GID"));
     }
     if port != PORT {
-        return Err(invalid!("ah_attr.port_num {port}: the device has port {PORT} only"));
+        return Err(invalid!("ah_attr.port_num {port}: the device has only port {PORT}"));
     }
     if usize::from(index) >= gids.len() {
         let count = gids.len();
@@ -174,7 +174,7 @@ fn attributes_of(
         return Err(invalid!("the completion has no GRH (IBV_WC_GRH)"));
     }
     if port != PORT {
-        return Err(invalid!("port {port}: the device has port {PORT} only"));
+        return Err(invalid!("port {port}: the device has only port {PORT}"));
     }
     let context = context(of)?;
     back_to_sender(&grh.read("grh")?.bytes, &context.gids())

@@ -1,5 +1,5 @@
 //! Addresses in the format of InfiniBand. The iWARP device has one GID, formed from its IP address,
-//! and only passes most of these structures through.
+//! and supports no address handles.
 
 use rnic_client::GRH_LEN;
 

@@ -244,7 +244,7 @@ impl ContextBody {
 fn check_port(port: u8) -> Result<(), Errno> {
     match port {
         PORT => Ok(()),
-        _ => Err(invalid!("port {port}: the device has port {PORT} only")),
+        _ => Err(invalid!("port {port}: the device has only port {PORT}")),
     }
 }
 

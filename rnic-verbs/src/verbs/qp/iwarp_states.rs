@@ -78,7 +78,7 @@ impl IwarpStates {
         }
         let port = attributes.port_num;
         if mask & c::IBV_QP_PORT != 0 && port != crate::verbs::device::PORT {
-            return Err(invalid!("port_num {port}: the device has port 1 only"));
+            return Err(invalid!("port_num {port}: the device has only port 1"));
         }
         if mask & c::IBV_QP_STATE != 0 {
             let next = attributes.qp_state;

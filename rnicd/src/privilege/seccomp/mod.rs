@@ -7,7 +7,7 @@
 //!
 //! Other calls are denied in three ways. A call that no library makes on its own
 //! ([`calls::HOSTILE`]) ends the process, like a panic, because its state is suspect. A call newer
-//! than this list fails with `ENOSYS`, as on an older kernel, so that a newer libc uses its
+//! than these lists fails with `ENOSYS`, as on an older kernel, so that a newer libc uses its
 //! fallback and an update of it causes no outage. All others fail with `EPERM` and are logged by
 //! the kernel.
 
