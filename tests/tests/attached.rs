@@ -47,7 +47,7 @@ fn both_ends_over_both_paths() {
         there_and_back(&daemon, &daemon);
         daemon.shrinks_to(start);
     }
-    let daemons = ["[mpa]\ncrc = false\n"; 2].map(|c| Daemon::start(c));
+    let daemons = ["[mpa]\ncrc = false\n"; 2].map(Daemon::start);
     there_and_back(&daemons[0], &daemons[1]);
 }
 
