@@ -70,7 +70,7 @@ impl Acknowledgements {
         Some(self.waits.map_or(Notice::Resumed, Notice::Waits))
     }
 
-    /// Returns true if requests are unacknowledged and no program waits for them yet.
+    /// Returns true if requests are unacknowledged and the program does not wait for them yet.
     pub(super) fn can_wait(&self) -> bool {
         self.over_tcp && self.covered.is_empty() && self.uncovered > 0 && !self.awaited
     }

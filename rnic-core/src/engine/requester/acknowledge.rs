@@ -1,11 +1,10 @@
 //! Acknowledgement of requests. On an RC QP a request is done when the peer has acknowledged it.
 //!
 //! Over TCP the requester sends a zero-length Read after the requests. Its response shows that the
-//! peer has carried out everything before it. At most two are under way ([`MAX_ACK_REQUESTS`]),
-//! and each counts as one of the peer's inbound Reads. The response to any other request
-//! acknowledges too. For unsignaled requests the acknowledgement request is delayed a little, or
-//! shared with others. On the direct path both ends are visible, and no acknowledgement request is
-//! needed.
+//! peer has carried out everything before it. At most two are under way ([`MAX_ACK_REQUESTS`]), and
+//! each counts as one of the peer's inbound Reads. The response to any other request also
+//! acknowledges. For unsignaled requests the acknowledgement request is delayed a little, or shared
+//! with others. On the direct path both ends are visible, and no acknowledgement request is needed.
 //!
 //! [`MAX_ACK_REQUESTS`]: super::ack_request::MAX_ACK_REQUESTS
 
@@ -24,9 +23,9 @@ use rnic_abi::shm::queue::QueueFault;
 use rnic_abi::types::{Msn, Stag, TaggedOffset};
 
 impl Requester {
-    /// Begins a stream and resets all sequence numbers. `acknowledged` is `Some(true)` on RC over
-    /// TCP, where acknowledgement requests are sent, `Some(false)` on RC over the direct path, and
-    /// `None` on UC.
+    /// Begins a stream and resets the MSNs. `acknowledged` is `Some(true)` on RC over TCP, where
+    /// acknowledgement requests are sent, `Some(false)` on RC over the direct path, and `None` on
+    /// UC.
     pub(in crate::engine) fn begin_stream(&mut self, ird: u16, acknowledged: Option<bool>) {
         self.ird = ird;
         self.extensions = true;
@@ -265,8 +264,8 @@ impl Requester {
         self.in_flight.oldest_send()
     }
 
-    /// Returns the oldest request, which may be in flight or only posted. Returns `None` without a
-    /// request, or without a CQ slot for its completion.
+    /// Returns the oldest request in flight, or else takes the oldest posted one. Returns `None`
+    /// without a request, or without a CQ slot for its completion.
     pub(in crate::engine) fn take_oldest(
         &mut self,
         core: &mut QpCore,

@@ -105,7 +105,7 @@ impl Requester {
 
     /// Flushes at most `limit` requests still in the send queue and returns their number. The queue
     /// index is read again, so that requests posted before this turn are included; later ones are
-    /// not awaited. Fails if the CQ is dead.
+    /// not awaited. Fails if the CQ dies.
     pub(in crate::engine) fn flush_posted(
         &mut self,
         limit: u32,

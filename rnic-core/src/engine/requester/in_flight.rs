@@ -35,7 +35,7 @@ pub(in crate::engine) struct Request {
     pub byte_len: u32,
     /// Terminate code of a failure, for the completion.
     pub detail: u32,
-    /// Record of a failure that did not end the stream or was not the first, or 0.
+    /// Record of this request's own failure, or 0 if there is none.
     pub diagnosis: u64,
     pub progress: Progress,
     /// MSN of a Send or of Immediate Data, by which the peer may blame it.
@@ -240,7 +240,7 @@ impl InFlight {
         numbered.or_else(|| self.write_by(stag, to, None))
     }
 
-    /// Returns the oldest unacknowledged Write of this byte, with number `wanted` if it is set.
+    /// Returns the oldest unacknowledged Write to this byte, with number `wanted` if it is set.
     fn write_by(&self, stag: Stag, to: u64, wanted: Option<u32>) -> Option<u64> {
         let is_write = |request: &&Request| request.written.is_some();
         let mut number =

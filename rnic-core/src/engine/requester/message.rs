@@ -35,7 +35,7 @@ pub(in crate::engine) enum HeaderTemplate {
 /// Source of the payload.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum MessageSource {
-    /// None: a message of no bytes.
+    /// None: the message is empty.
     Empty,
     /// One SGE, with a local key of the sender.
     Element(Sge),
@@ -80,7 +80,7 @@ pub(in crate::engine) struct Message {
     pub total: u32,
     pub sent: u32,
     /// Its request in flight. `None` for responses, for messages of the stream itself, and for
-    /// requests that complete by a response.
+    /// requests that complete with a response.
     pub seq: Option<u64>,
 }
 
@@ -106,14 +106,14 @@ pub(in crate::engine) struct Segment {
     pub last: bool,
 }
 
-/// Error of resolving a segment's memory.
+/// Error in resolving a segment's memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) enum GatherFault {
     /// A local SGE cannot be resolved.
     Local(Reason),
     /// The region of a Read was revoked after it was checked.
     Revoked,
-    /// Only a copier can read it, so it must be staged first.
+    /// Only a copier can read the memory, which must be staged first.
     Unstaged,
 }
 
@@ -249,7 +249,7 @@ impl Message {
         matches!(self.head, HeaderTemplate::Untagged { .. })
     }
 
-    /// Returns the bytes of a segment that its receiver places in memory.
+    /// Returns how many bytes of a segment its receiver places in memory.
     pub(in crate::engine) fn data_in(&self, segment: &Segment) -> u32 {
         match self.header() {
             None => segment.len,

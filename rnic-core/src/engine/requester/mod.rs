@@ -71,7 +71,7 @@ pub(super) struct Requester {
     staging: StagingBuffer,
     /// Requests of the peer that await a response.
     inbound: VecDeque<InboundRequest>,
-    /// The request before them, an atomic operation that a copier carries out.
+    /// The request before those in `inbound`: an atomic operation by a copier.
     executing: Option<Executing>,
     /// Requests that await a response of the peer, oldest first.
     outbound: VecDeque<OutboundRequest>,
@@ -113,7 +113,7 @@ struct Immediate {
     solicited: bool,
 }
 
-/// Error of the next request.
+/// Error of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RequestError {
     /// It cannot be carried out.
@@ -183,7 +183,7 @@ impl Requester {
         self.message.as_ref()
     }
 
-    /// Drops the message in progress and the message put aside, because the stream ends.
+    /// Drops the message in progress and the message put aside.
     pub(super) fn drop_message(&mut self) {
         self.aside = None;
         self.take_message();
@@ -264,8 +264,8 @@ impl Requester {
     }
 
     /// Accounts for a sent segment with `len` bytes of payload, on either path. With the last
-    /// segment of a message, its request is done, or will be when TCP has accepted the bytes up to
-    /// `queued`.
+    /// segment, its request is done, or waits until TCP has accepted `queued` bytes or the peer
+    /// acknowledges it.
     // `queued` is not a `Progress`, because that would be written to memory in parts and read back
     // at once in one piece, which waits for all earlier stores, including the payload.
     #[inline]
@@ -381,7 +381,7 @@ impl Requester {
         self.outbound[0].received = bytes;
     }
 
-    /// Returns the number of CQ slots held by requests that will never complete.
+    /// Returns the number of CQ slots reserved or held by requests in flight.
     pub(super) fn held_slots(&self) -> u32 {
         self.slots + count(self.in_flight.len())
     }

@@ -14,7 +14,7 @@ use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use rnic_abi::types::{CompletionStatus, Msn, Stag};
 
 impl Requester {
-    /// Returns the oldest request, if it is an atomic operation (`atomic`) or a Read.
+    /// Returns the oldest request if it is an atomic operation (`atomic`) or a Read (not `atomic`).
     pub(in crate::engine) fn awaited(&self, atomic: bool) -> Option<&OutboundRequest> {
         //= 7306-5-9
         self.outbound.front().filter(|request| (request.kind == ResponseKind::Atomic) == atomic)

@@ -29,7 +29,7 @@ use rnic_abi::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
 /// CQ slots reserved at a time, to take the CQ's lock less often.
 const RESERVE_BATCH: u32 = 32;
-/// Bytes of payload that fit the smallest segment.
+/// Payload bytes that fit in the smallest segment.
 const MIN_SEGMENT_PAYLOAD: u32 = MIN_MULPDU as u32 - count(UntaggedHeader::LEN);
 
 /// A request that the peer answers: a Read or an atomic operation.
@@ -38,7 +38,7 @@ struct PeerRequest {
     wire: HeaderMessage,
     /// Kind of the response.
     kind: ResponseKind,
-    /// Place for the bytes of the response.
+    /// Buffer for the response.
     sink: Sge,
 }
 
@@ -176,7 +176,7 @@ impl Requester {
         }
     }
 
-    /// Returns true if a CQ slot is reserved. Otherwise the QP is woken when there is one.
+    /// Returns true if a CQ slot is reserved. Otherwise the QP is woken when one is free.
     pub(super) fn have_slot(
         &mut self,
         wanted: u32,
@@ -326,9 +326,9 @@ impl Requester {
         Ok(())
     }
 
-    /// Makes a Read Request. On iWARP the sink is one region (RFC 5040 section 4.4). On an RC QP
-    /// its bytes may be scattered, as on a RoCE adapter; the peer then sees the STag of the first
-    /// SGE and a tagged offset of 0, which it only echoes.
+    /// Makes a Read Request. On iWARP the sink is one region (RFC 5040 section 4.4). On an RC QP it
+    /// may be scattered, as on a RoCE adapter; the peer then sees the STag of the first SGE and a
+    /// tagged offset of 0, which it only echoes.
     fn read_message(
         &mut self,
         invalidate: bool,

@@ -19,7 +19,7 @@ use rnic_abi::shm::Mapping;
 use rnic_abi::shm::queue::SendEntry;
 use rnic_abi::types::{CompletionOpcode, CompletionStatus, Stag};
 
-/// An RDMA Write of inline data or of one SGE, with no other flag than `SIGNALED`.
+/// An RDMA Write of inline data or of one SGE, otherwise with no flag but `SIGNALED`.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct ShortWrite {
     pub from: WriteSource,
@@ -44,7 +44,7 @@ pub(in crate::engine) enum WriteSource {
 pub(in crate::engine) struct ShortWrites {
     pub count: u32,
     pub bytes: u64,
-    /// Length of the last one.
+    /// Length of the last Write.
     pub last_len: u32,
     cqes: ArrayVec<Cqe, PUBLISH_BATCH>,
 }

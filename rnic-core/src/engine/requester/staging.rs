@@ -24,7 +24,7 @@ pub(super) struct StagingBuffer {
 pub(in crate::engine) enum StageError {
     /// The memory is not accessible.
     Gather(GatherFault),
-    /// It could not be read.
+    /// The memory could not be read.
     Memory(MemoryFault),
 }
 

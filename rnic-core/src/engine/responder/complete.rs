@@ -47,7 +47,7 @@ impl Responder {
     }
 
     /// Flushes the receive in use and a limited number of the receives that are now in the QP's own
-    /// receive queue. Receives of an SRQ stay for other QPs. Fails if the CQ is dead.
+    /// receive queue. Receives of an SRQ stay for other QPs. Fails if the CQ dies.
     pub(in crate::engine) fn flush(
         &mut self,
         core: &mut QpCore,

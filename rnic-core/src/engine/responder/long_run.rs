@@ -1,9 +1,9 @@
 //! Detects runs of long placements that exceed the caches.
 //!
-//! A copy through the caches is the fastest one if its sink is cached, and the slowest if not. That
-//! depends on how many bytes were written since the sink was last used, which a single message does
-//! not reveal. A stream of long messages, however, goes through a buffer from beginning to end,
-//! again and again.
+//! A copy through the caches is the fastest one if its sink is cached, and the slowest if not.
+//! Whether it is depends on how many bytes were written since the sink was last used, which a
+//! single message does not reveal. A stream of long messages, however, goes through a buffer from
+//! beginning to end, again and again.
 
 use crate::device::memory::Target;
 use rnic_abi::types::Stag;

@@ -29,7 +29,7 @@ use crate::device::Srq;
 #[derive(Clone, Copy, Debug, Default)]
 struct Dropping {
     send: bool,
-    /// The RDMA Write placed last. Immediate Data after it belong to its message.
+    /// The RDMA Write placed last. Immediate Data after it belongs to its message.
     write: bool,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Responder {
     held: Option<Box<WaitingSend>>,
     /// The segment that blocks the incoming direction while a copier writes it.
     copying: Option<Box<PendingPlacement>>,
-    /// ULPDUs that arrived after such a Send and do not pass it.
+    /// ULPDUs that arrived after a waiting Send and do not pass it.
     behind: RnrBacklog,
     /// Over TCP: later bytes that were read and not yet parsed.
     unread: Vec<u8>,

@@ -1,7 +1,7 @@
 //! A Send and its receive: takes a receive for the message and places its bytes in the SGEs.
 //!
-//! A receive is taken when a message begins, never earlier, so that QPs on an SRQ do not take
-//! receives from each other that they may never need.
+//! A receive is taken when a message begins, never earlier, so that a QP on an SRQ withholds no
+//! receive from other QPs.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,4 @@
-//! Messages that a UC QP drops because of an error that
-//! [drops them](crate::engine::transport::Transport::drops).
+//! Messages that a UC QP [drops](crate::engine::transport::Transport::drops) because of an error.
 
 use super::Responder;
 use crate::engine::incoming::Incoming;
