@@ -1,4 +1,4 @@
-//! State that a UD QP keeps of received datagrams.
+//! State that a UD QP keeps for received datagrams.
 
 use bitflags::bitflags;
 

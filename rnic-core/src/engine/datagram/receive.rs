@@ -18,8 +18,8 @@ use rnic_abi::types::CompletionStatus;
 
 impl Qp {
     /// Returns true if the QP accepts a packet from another daemon. Drops packets with a source
-    /// address of this daemon, since its own datagrams need no packet, and packets to a QP with a
-    /// large debt.
+    /// address of this daemon if its own datagrams need no packet, and packets to a QP with a large
+    /// debt.
     pub(super) fn takes_packet(&mut self, datagram: &Datagram) -> bool {
         let Some(datagrams) = &self.datagrams else { return false };
         let port = &datagrams.port;
@@ -31,7 +31,7 @@ impl Qp {
         !forged
     }
 
-    /// Handles a received datagram. `bytes` begins with the GRH, then the data.
+    /// Handles a received datagram. `bytes` holds the GRH, then the data.
     pub(super) fn datagram_arrived(
         &mut self,
         engine: &mut EngineState,
@@ -160,7 +160,9 @@ impl Qp {
                 let at = datagram.to.address();
                 format!("the rules of [[listen]] do not let this user receive at {at}")
             }
-            _ => format!("{MOST_PLACING} copies to memory of its session are already under way"),
+            _ => format!(
+                "{MOST_PLACING} copies to memory of the receive's session are already under way"
+            ),
         };
         let text = format!("dropped a datagram from queue pair {source} at {from}: {what}");
         self.life.record_drop(&self.core, engine, &text);

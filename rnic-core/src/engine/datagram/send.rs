@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// Delivers a datagram to a port of the device, or sends a packet. `bytes` begins with the GRH,
-    /// then the data.
+    /// Delivers a datagram to a port of the device, or sends a packet. `bytes` holds the GRH, then
+    /// the data.
     fn send_datagram(&mut self, qp: &mut Box<Qp>, datagram: &Datagram, bytes: &[u8]) {
         let Some(port) = qp.datagrams.as_ref().map(|datagrams| datagrams.port.clone()) else {
             return;
@@ -140,7 +140,7 @@ impl Qp {
         None
     }
 
-    /// Builds the header of the ready datagram. Fails if it may not go to its destination.
+    /// Builds the header of the ready datagram. Fails if its source or destination is not allowed.
     fn address(&mut self, addressed: Addressed) -> Result<Datagram, Reason> {
         let Some(datagrams) = &mut self.datagrams else { return Err(Reason::NoDatagram) };
         let source = addressed.source;

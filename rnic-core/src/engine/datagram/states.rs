@@ -63,7 +63,7 @@ impl Qp {
         }
     }
 
-    /// Emits, once, the event that requests begun before SQD are done.
+    /// Reports, once, that the requests begun before SQD are done.
     pub(super) fn emit_datagrams_drained(&mut self, engine: &mut EngineState) {
         let Some(datagrams) = &mut self.datagrams else { return };
         if datagrams.drains

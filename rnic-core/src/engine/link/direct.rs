@@ -264,7 +264,7 @@ pub(super) fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
     }
 }
 
-/// Returns a message that is only a header, which always fits one segment.
+/// Returns a message that is only a header, which always fits in one segment.
 fn header_message_of(
     message: &HeaderMessage,
     head: HeaderTemplate,

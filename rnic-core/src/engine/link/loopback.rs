@@ -106,8 +106,8 @@ impl Qp {
         }
     }
 
-    /// Notes the request that a Terminate of a looped-back QP blames, so that it is not flushed
-    /// like the others.
+    /// On loopback, fails the request that the QP's own Terminate blames, so that it is not
+    /// flushed.
     pub(in crate::engine) fn blame_loopback(&mut self, payload: &[u8]) {
         let to_itself = matches!(self.link, super::Link::Direct(peer) if peer.id == self.core.id);
         if to_itself && let Ok(terminate) = Terminate::parse(payload) {

@@ -1,11 +1,12 @@
 //! The link of a QP: TCP, or another QP of this engine.
 //!
-//! Only this module distinguishes the two. [`tcp`] turns segments into FPDUs and back. [`direct`]
+//! Few other modules distinguish the two. [`tcp`] turns segments into FPDUs and back. [`direct`]
 //! hands the same segments over without framing, in the form that the TCP path produces. On both,
 //! every outgoing FPDU passes [`Qp::fpdu_sent`](super::qp::Qp::fpdu_sent), every incoming one
 //! [`Qp::fpdu_received`](super::qp::Qp::fpdu_received), and every segment that passed the checks
-//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived). The exceptions are runs of short Writes
-//! (`short_writes`), which are counted once per run and carried out in the queue.
+//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived). Exceptions are notices, RTR Sends, and
+//! runs of short Writes (`short_writes`), which are counted once per run and carried out in the
+//! queue.
 
 mod direct;
 mod loopback;
@@ -207,8 +208,8 @@ impl Link {
         }
     }
 
-    /// Closes the connection and leaves none. The other end of a direct one always gets a signal,
-    /// since this QP's key may be reused.
+    /// Closes the connection, if any. The other end of a direct one always gets a signal, since
+    /// this QP's key may be reused.
     pub(super) fn close(&mut self, reset: bool, core: &QpCore, engine: &mut EngineState) {
         match std::mem::replace(self, Link::None) {
             Link::Direct(peer) if reset => engine.signal(peer, PeerSignal::Reset),

@@ -1,8 +1,8 @@
 //! Runs of short RDMA Writes on the direct path.
 //!
-//! Each Write gets the same treatment as in [`hand_over`](Qp::hand_over): the sender checks its own
-//! STag and the receiver the other one, the bytes are copied once, and the counters advance, once
-//! for the whole run. Any other Write, and any Write that fails, goes through `hand_over`.
+//! Each Write gets the same treatment as in [`hand_over`](Qp::hand_over): the sender's and the
+//! receiver's STag are checked, the bytes are copied once, and the counters advance, once for the
+//! whole run. Any other Write, and any Write that fails, goes through `hand_over`.
 
 use super::direct::PAYLOAD;
 use crate::device::RecentStag;
@@ -15,8 +15,8 @@ use crate::engine::state::EngineState;
 use rnic_abi::types::Access;
 
 impl Qp {
-    /// Carries out the next Writes while each fits one segment between shared memory and the turn
-    /// is not over. Returns true if there were any.
+    /// Carries out the next Writes while they are short, use shared memory and the turn is not
+    /// over. Returns true if there were any.
     #[inline]
     pub(super) fn hand_over_short_writes(
         &mut self,

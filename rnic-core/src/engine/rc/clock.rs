@@ -29,7 +29,7 @@ impl Qp {
         }
     }
 
-    /// Restarts the clock, because the peer has answered: requests in flight get their full time.
+    /// Restarts the clock after progress: requests in flight get their full time.
     #[inline]
     pub(in crate::engine) fn restart_clock(&mut self, engine: &mut EngineState) {
         let Some(rc) = &self.rc else { return };
@@ -40,8 +40,8 @@ impl Qp {
         self.set_clock(engine);
     }
 
-    /// Updates the clock after a call to the socket. The time limit of bytes that TCP has not
-    /// accepted begins at the last byte that it did accept.
+    /// Updates the clock after a call to the socket. The time limit for bytes that TCP has not
+    /// accepted runs from when it last accepted any.
     #[inline]
     pub(in crate::engine) fn update_clock_after_send(
         &mut self,
@@ -154,7 +154,7 @@ impl Qp {
         self.watch(engine);
     }
 
-    /// Fails the oldest request, which was not acknowledged in time, and with it the QP.
+    /// Fails the oldest request, which was not acknowledged, and with it the QP.
     pub(super) fn fail_oldest(&mut self, engine: &mut EngineState, why: &str) {
         match self.requester.take_oldest(&mut self.core, engine) {
             Ok(Some(seq)) => {

@@ -24,7 +24,7 @@ impl Qp {
     pub(in crate::engine) fn notice_arrived(&mut self, engine: &mut EngineState, notice: Notice) {
         match notice {
             Notice::Waits(msn) => {
-                // Ignores an MSN of no Send in flight.
+                // Ignores an MSN that no Send in flight has.
                 let Some(seq) = self.requester.send_of(msn) else { return };
                 let Some(rc) = &mut self.rc else { return };
                 if rc.waited.replace(msn) == Some(msn) {

@@ -48,7 +48,7 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    /// Takes over a stream to the peer. Over TCP, acknowledgement requests are needed.
+    /// Takes over a stream to the peer. RC over TCP needs acknowledgement requests.
     pub(in crate::engine) fn linked(
         &mut self,
         engine: &mut EngineState,
@@ -132,7 +132,7 @@ impl Qp {
         }
     }
 
-    /// Emits, once, the event that requests begun before SQD are done.
+    /// Reports, once, that the requests begun before SQD are done.
     pub(in crate::engine) fn emit_drained(&mut self, engine: &mut EngineState) {
         let Some(rc) = &mut self.rc else { return };
         if rc.drains

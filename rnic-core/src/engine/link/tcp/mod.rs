@@ -106,7 +106,7 @@ impl TcpLink {
     }
 
     /// Sets the connection's effective MSS (RFC 5044 section 4.5). FPDUs already framed keep their
-    /// size; the rest of a message in progress is segmented by the new one.
+    /// size; the rest of a message in progress is segmented with the new MSS.
     fn set_emss(&mut self, emss: usize, policy: MulpduPolicy) {
         if emss != self.emss {
             self.emss = emss;

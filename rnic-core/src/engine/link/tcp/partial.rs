@@ -1,9 +1,9 @@
 //! FPDUs that have not arrived in full, and the limits on them.
 //!
-//! A peer may take as long as it likes to send the rest of an FPDU that it has announced. So the
-//! buffer of a stream grows with the bytes that have arrived, to the next power of two, and not
-//! with the announced length. The few FPDUs that are incomplete at one time in running streams use
-//! a pool of full-size buffers, which need not grow. Buffers outside the pool are charged
+//! A peer may be slow to send the rest of an FPDU that it has announced. So the buffer of a stream
+//! grows with the bytes that have arrived, to the next power of two, and not with the announced
+//! length. The few FPDUs that are incomplete at any one time in running streams use a pool of
+//! full-size buffers, which need not grow. Buffers outside the pool are charged
 //! ([`charge`](crate::engine::charge)). A working connection completes an FPDU in milliseconds, so
 //! above a limit the stream with the oldest incomplete FPDU ends. A stream also ends if no byte of
 //! its incomplete FPDU has arrived for too long.
@@ -226,7 +226,7 @@ const NAMES: ChargeNames = ChargeNames {
     session: "limits.session_partial_bytes",
     thing: "incomplete FPDU was",
 };
-/// Full-size buffers of an engine, free and in use.
+/// Maximum number of full-size buffers, free and in use.
 const POOL: usize = 16;
 /// Size of the smallest buffer in bytes.
 const MIN_BUFFER: usize = 256;

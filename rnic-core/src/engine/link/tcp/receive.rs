@@ -1,6 +1,6 @@
 //! Receives from TCP: bytes become verified FPDUs, FPDUs become segments.
 //!
-//! No part of an FPDU is parsed before its CRC and Markers have been checked (RFC 5044 section 6).
+//! Only the length of an FPDU is used before its CRC and Markers are checked (RFC 5044 section 6).
 //! Bytes arrive in the engine's slab. Only an incomplete FPDU moves to a buffer of its own, and the
 //! next call reads the missing bytes straight into that buffer.
 
@@ -39,7 +39,7 @@ impl Qp {
             return Receive::Blocked;
         }
         if self.core.turn.is_over() || self.has_unread() {
-            // Wait for the QP's turn, and for bytes that were read earlier.
+            // In the QP's next turn, bytes read earlier come first.
             engine.wake(&mut self.core);
             return Receive::Progress;
         }
@@ -123,7 +123,7 @@ impl Qp {
         at_any_cost: bool,
     ) -> usize {
         let len = bytes.len();
-        // An earlier segment may have found its receive and now waits for a copier.
+        // An earlier segment may have found its receive and be waiting for a copier.
         if !self.responder.reads() {
             self.responder.keep_unread(bytes);
             return len;
@@ -265,7 +265,7 @@ impl Qp {
             Ok(arrival) => arrival,
             Err(fault) => {
                 let error = match fault.code {
-                    // Of the segments that `inbound` checks, only requests can lack room.
+                    // `inbound` returns this code only for a request beyond the IRD.
                     codes::UNTAGGED_NO_BUFFER => {
                         Reason::RequestsFull { ird: self.requester.depths().0 }.into()
                     }

@@ -111,8 +111,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Handles a socket that no longer accepts bytes. A peer that has closed the connection may
-    /// have sent bytes before. They are read first, and the stream ends at their end.
+    /// Handles a socket that no longer accepts bytes. Bytes that the peer sent before it closed are
+    /// read first, and the stream ends after them.
     fn send_failed(&mut self, engine: &mut EngineState, e: &io::Error) {
         use io::ErrorKind::{BrokenPipe, ConnectionReset};
         let why = socket_error_text("sending", e);
@@ -175,7 +175,7 @@ impl Qp {
                 return (used, false);
             }
             if !terminating && (!self.life.phase().responds() || !self.next_message(engine)) {
-                // If the turn ended over requests that made no message, there may be more.
+                // If requests that made no message used up the turn, there may be more.
                 return (used, self.core.turn.is_over());
             }
             if self.sends_without_copy(engine) {
@@ -189,7 +189,7 @@ impl Qp {
     }
 
     /// Frames the next segment of the message in progress after `used` bytes of the slab. Returns
-    /// the length of the FPDU in bytes. If its memory is not accessible, fails the message and
+    /// the length of the FPDU in bytes. If the payload is not accessible, fails the message and
     /// returns 0.
     fn frame_segment(
         &mut self,
@@ -396,7 +396,7 @@ impl TcpLink {
     }
 
     /// Frames the Terminate of a QP that is destroyed while connected, from its RDMAP header.
-    /// Returns `None` if earlier bytes are still unsent.
+    /// Returns `None` if earlier FPDUs are unsent.
     pub(in crate::engine) fn final_terminate(&mut self, payload: &[u8]) -> Option<Vec<u8>> {
         if self.has_unsent() || self.rtr.is_some() {
             return None;

@@ -24,8 +24,8 @@ use crate::mpa::LENGTH_LEN;
 use rnic_abi::shm::io::{MAX_PIECES, Piece};
 use rnic_abi::shm::queue::MAX_SGE;
 
-/// Minimum number of unsent bytes of a message to send it without a copy. From here on, two more
-/// pieces per FPDU cost less than the copy.
+/// Minimum number of unsent bytes of a message to send it without a copy. From this size on, two
+/// more pieces per FPDU cost less than the copy.
 const MIN_ZERO_COPY: u32 = 16 * 1024;
 /// Maximum number of FPDUs in one call.
 const MAX_FPDUS: usize = 64;
@@ -52,7 +52,7 @@ struct SentBytes {
     bytes: usize,
     /// Each FPDU of which TCP took at least one byte, with its length.
     begun: ArrayVec<(Segment, usize), MAX_FPDUS>,
-    /// Bytes that TCP did not take of the last of them, or of the bytes framed before.
+    /// Bytes that TCP did not take of the last FPDU in `begun`, or of the bytes framed before.
     rest: Vec<u8>,
     /// TCP took fewer bytes than the call offered.
     short: bool,
