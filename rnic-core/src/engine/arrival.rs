@@ -48,7 +48,7 @@ impl PayloadSource<'_> {
 /// Outcome of an incoming segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SegmentFate {
-    /// It was carried out, or is kept until it can be.
+    /// It was carried out, dropped, or kept for later.
     Consumed,
     /// The sender on the direct path keeps it, because no receive is posted for it yet.
     LeftWithSender,
@@ -76,9 +76,9 @@ impl From<Reason> for ArrivalError {
 }
 
 impl Qp {
-    /// Handles a segment that is well formed and in order. Every segment of both paths passes here,
-    /// and passes again if it had to wait for a receive. The only exceptions are the Writes that
-    /// are carried out in the queue (`link/short_writes.rs`).
+    /// Handles a segment that is well formed and in order. Segments of both paths, other than
+    /// notices, RTR Sends and Writes carried out in the queue (`link/short_writes.rs`), pass
+    /// through here, and again after a wait for a receive.
     #[inline]
     pub(super) fn segment_arrived(
         &mut self,
@@ -499,7 +499,7 @@ impl Qp {
         }
         self.retire(engine);
         self.restart_clock(engine);
-        // The queue may have waited for a fence or for room within ORD.
+        // The queue may be waiting for a fence or for room within ORD.
         engine.wake(&mut self.core);
     }
 
@@ -607,7 +607,7 @@ impl Qp {
         }
     }
 
-    /// Ends the stream for an error of this side's own memory. `receive` is as in [`Refusal`].
+    /// Ends the stream after an error in this side's own memory. `receive` is as in [`Refusal`].
     fn end_for_own_memory(
         &mut self,
         engine: &mut EngineState,

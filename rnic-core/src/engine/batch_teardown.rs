@@ -63,7 +63,7 @@ impl Engine {
             };
             self.with_key(key, |qp, engine| {
                 qp.fail_locally(engine, reason);
-                // A QP that has ended may wait for room in the CQ, to flush.
+                // A QP that has ended may be waiting for room in the CQ to flush.
                 engine.wake(&mut qp.core);
             });
         }
@@ -73,8 +73,8 @@ impl Engine {
         true
     }
 
-    /// Closes a session: its STags are invalid, its doorbells are not polled any more, and its QPs
-    /// get no turns. [`Engine::poll_session_end`] then destroys the QPs.
+    /// Closes a session: its STags are invalid, its doorbells are no longer polled, and its QPs get
+    /// no turns. [`Engine::poll_session_end`] then destroys the QPs.
     pub fn close_session(&mut self, session: SessionId, now: Time) {
         self.state.now = now;
         self.state.stags.revoke_session(session);
@@ -89,7 +89,7 @@ impl Engine {
         !self.state.ending.is_empty()
     }
 
-    /// Destroys some QPs of a closed session. Returns the session once nothing of it is left.
+    /// Destroys some QPs of a closed session. Returns the session once nothing of it remains.
     pub fn poll_session_end(&mut self, now: Time) -> Option<SessionId> {
         self.state.now = now;
         let EndingSession { session, slot, next } = self.state.ending.pop_front()?;
@@ -104,8 +104,7 @@ impl Engine {
             self.state.ending.push_back(EndingSession { session, slot, next });
             return None;
         }
-        // Every QP of an attached session has a doorbell. Destroy any others as well, since nothing
-        // of the session may be left.
+        // QPs without a doorbell are not expected, but nothing of the session may remain.
         let qps = self.qps.iter().flatten();
         let left: Vec<_> =
             qps.filter(|qp| qp.core.session == session).map(|qp| qp.core.id).collect();

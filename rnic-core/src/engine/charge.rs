@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::schedule::Key;
 use rnic_abi::types::SessionId;
 
-/// Limits of the bytes that streams may hold.
+/// Limits on the bytes that streams may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChargeLimits {
     /// Bytes of all sessions.
@@ -58,7 +58,7 @@ pub(super) struct StreamCharge {
     number: u64,
 }
 
-/// Charges of one kind of all streams of an engine.
+/// Charges of one kind for all streams of an engine.
 pub(super) struct Charges {
     limits: ChargeLimits,
     names: ChargeNames,
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(c.set(&mut charges[0], owner(0, MINE), 20), None);
         assert_eq!(c.set(&mut charges[1], owner(1, THEIRS), 40), None);
         assert_eq!(c.set(&mut charges[2], owner(2, THEIRS), 40), None);
-        // The oldest stream is of MINE, which holds less than THEIRS.
+        // The oldest stream belongs to MINE, which holds less than THEIRS.
         let excess = c.set(&mut charges[0], owner(0, MINE), 21).expect("above 100");
         assert_eq!(excess.victim, 1);
         assert!(excess.why.starts_with("limits.x is exceeded"), "{}", excess.why);

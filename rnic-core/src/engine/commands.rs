@@ -24,7 +24,7 @@ use rnic_abi::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 pub enum EngineCommand {
     /// Adds a region to the STag table: its STag and lkey resolve from now on.
     InstallStag(StagEntry),
-    /// Removes a region. From now on, no byte of it is read or written.
+    /// Removes a region. From now on, only copies under way access it.
     RevokeStag(Stag),
     /// Adds a window to the STag table, so that QPs can bind it.
     AddWindow(Arc<Window>),
@@ -45,12 +45,12 @@ pub enum EngineCommand {
     /// Takes over an RC, UC or UD QP in RTR. An RC or UC QP waits for its stream. All UD QPs of a
     /// device belong to one engine. Once carried out, a UD QP receives the datagrams sent to it.
     AttachRoce(Box<QpConfig>),
-    /// Replaces the device's port table of a UD QP.
+    /// Replaces a UD QP's view of the device's ports.
     SetDatagramPort(QpId, Arc<DatagramPort>),
     /// Replaces the administrator's rules of a UD QP.
     SetDatagramRules(QpId, Box<dyn DatagramRules>),
     /// Links two RC or UC QPs of this engine (or one QP to itself) by the direct path, each with
-    /// the limits of its peer. If one of them has ended by now, reports the other as
+    /// the limits of its peer. If one can no longer be linked, reports the other as
     /// [`Notification::Unlinked`] again.
     LinkDirect([(QpId, PeerLimits); 2]),
     /// Changes the state or attributes of an RC, UC or UD QP.
@@ -65,8 +65,8 @@ pub enum EngineCommand {
     /// Ends a QP's connection at an administrator's request: with a Terminate where the stream
     /// allows one, otherwise with a reset. The QP stays in Error, and everything posted is flushed.
     AdminDisconnect(QpId),
-    /// Replaces the deadlines, limits and the policy for FPDU sizes. Running deadlines do not
-    /// change. The worker's number and the shared log of diagnoses stay.
+    /// Replaces the deadlines, the limits and the policy for FPDU sizes. Running deadlines, the
+    /// worker's number and the shared log of diagnoses do not change.
     SetOptions(EngineOptions),
 }
 
@@ -291,8 +291,8 @@ impl Engine {
         state.options = EngineOptions { worker, diagnoses, ..options };
     }
 
-    /// Destroys a QP. The peer of an iWARP QP gets a Terminate where the stream allows it,
-    /// otherwise a reset. The stream of an RC or UC QP closes gracefully unless a message is partly
+    /// Destroys a QP. The peer of an iWARP QP gets a Terminate where the stream allows it, else a
+    /// FIN or a reset. The stream of an RC or UC QP closes gracefully unless a message is partly
     /// sent. No request or receive of the QP completes after this.
     pub fn destroy(&mut self, id: QpId, now: Time) {
         self.state.now = now;

@@ -1,4 +1,4 @@
-//! An incoming segment in the form common to both paths, and the Terminate for a fault of it.
+//! An incoming segment in the form common to both paths, and the Terminate for a fault in it.
 
 use arrayvec::ArrayVec;
 

@@ -26,7 +26,7 @@ pub struct EngineOptions {
     pub first_fpdu_deadline: Duration,
     /// Source of the MULPDU.
     pub mulpdu: MulpduPolicy,
-    /// Limits for incomplete FPDUs: memory and time.
+    /// Limits on incomplete FPDUs: memory and time.
     pub partial: PartialLimits,
     /// Limits on bytes that TCP has not accepted.
     pub unsent: ChargeLimits,
@@ -112,7 +112,7 @@ pub enum Broadcast {
     },
     /// Send [`Wake`](super::EngineCommand::Wake) to these workers, which have QPs that wait.
     Freed {
-        /// What has been freed, although no client rings a doorbell for it.
+        /// The freed entries, for which no client rings a doorbell.
         freed: Freed,
         /// Bit `n` for worker `n`.
         workers: u64,
@@ -160,7 +160,7 @@ pub enum Notification {
     },
     /// An RC or UC QP has lost its stream and may get another one.
     Unlinked {
-        /// The QP, in RTR, RTS or SQD.
+        /// The QP, which is not in Error.
         qp: QpId,
     },
     /// An event for monitoring.
@@ -192,7 +192,7 @@ pub enum Work {
 pub enum Transmit {
     /// Nothing to send.
     Idle,
-    /// Bytes were accepted; the QP is scheduled again if it has more.
+    /// There may be more to send; the QP is scheduled again.
     More,
     /// TCP accepts no more: call [`Engine::handle_writable`](super::Engine::handle_writable) when
     /// it does.
@@ -204,7 +204,7 @@ pub enum Transmit {
 pub enum Receive {
     /// Bytes were handled, or must wait for the QP's turn. There may be more.
     Progress,
-    /// Fewer bytes were handled than there was room for: wait until the socket is readable.
+    /// Fewer bytes were read than there was room for: wait until the socket is readable.
     Emptied,
     /// The socket has nothing to read: wait until it is readable.
     WouldBlock,

@@ -1,9 +1,9 @@
 //! The life of a QP's stream: its phase, the reason for its end, and the events and records of
 //! both.
 //!
-//! The first fault of a stream is also the reason of every flush that follows, so the number of its
-//! record is kept here. Records of ends that this side caused itself go to a separate part of the
-//! log, where they displace no fault.
+//! The first fault of a stream is also the reason for every flush that follows, so the number of
+//! its record is kept here. Records of events other than faults go to a separate part of the log,
+//! where they displace no fault.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -33,8 +33,8 @@ pub(super) struct LifeCycle {
     peer_fin: bool,
     /// The application was notified that the peer's FIN follows messages that wait for receives.
     closing_reported: bool,
-    /// A disconnect with a time limit is under way. Past it, this side no longer waits for the
-    /// peer's FIN.
+    /// A disconnect with a time limit is under way. Past the limit, this side no longer waits for
+    /// the peer's FIN.
     leaves: bool,
     /// The application was notified of the connection, and must be notified of its end.
     announced: bool,
@@ -44,10 +44,10 @@ pub(super) struct LifeCycle {
     diagnosis: u64,
     /// Record of the request that stopped the send queue (SQE), or 0 while the queue works.
     send_error: u64,
-    /// Record for requests flushed without a fault, or 0 if none was made yet.
+    /// Record for requests flushed without a fault, or 0 if there is none yet.
     flush_diagnosis: u64,
-    /// Entries remain in the queues that could not be flushed, because CQ slots are missing or a
-    /// copier is writing.
+    /// The queues hold entries that could not be flushed, because CQ slots are missing or a copier
+    /// is writing.
     flush_pending: bool,
 }
 
@@ -122,7 +122,7 @@ impl LifeCycle {
         self.deadline
     }
 
-    /// Notes that the deadline has passed and is no longer in the set.
+    /// Notes that the deadline has passed and is no longer in `Deadlines`.
     pub(super) fn deadline_passed(&mut self) {
         self.deadline = None;
     }
@@ -150,12 +150,12 @@ impl LifeCycle {
         self.end.get_or_insert(reason);
     }
 
-    /// Notes that entries are left to be flushed.
+    /// Notes that entries remain to be flushed.
     pub(super) fn flush_later(&mut self) {
         self.flush_pending = true;
     }
 
-    /// Returns true if entries were left to be flushed, and clears the flag.
+    /// Returns true if entries remain to be flushed, and clears the flag.
     pub(super) fn take_flush_pending(&mut self) -> bool {
         std::mem::take(&mut self.flush_pending)
     }
@@ -216,7 +216,7 @@ impl LifeCycle {
 
     // --- Records -----------------------------------------------------------------------------
 
-    /// Sets the record of the fault by which the stream ended before this worker took over the QP.
+    /// Sets the record of the fault that put the QP in Error before this worker took it over.
     pub(super) fn ended_before(&mut self, diagnosis: u64) {
         self.diagnosis = diagnosis;
     }
@@ -266,7 +266,7 @@ impl LifeCycle {
         self.send_error = 0;
     }
 
-    /// Records that the stream ends by a Terminate of this side. `payload` is its RDMAP header.
+    /// Records that the stream ends with a Terminate of this side. `payload` is its RDMAP header.
     pub(super) fn record_terminate(
         &mut self,
         core: &QpCore,
@@ -292,8 +292,8 @@ impl LifeCycle {
         self.note(core, engine, "qp_terminated", &format!("sent Terminate {code}"));
     }
 
-    /// Records that the stream ends by a Terminate of the peer. `request` is the request of this
-    /// side that it blames, if any.
+    /// Records that the stream ends with a Terminate of the peer. `request` is the `wr_id` that it
+    /// blames, if any.
     pub(super) fn record_peer_terminate(
         &mut self,
         core: &QpCore,
@@ -381,7 +381,7 @@ impl LifeCycle {
         self.record_routine(core, engine, DiagnosisKind::Dropped, DATAGRAMS, text);
     }
 
-    /// Keeps the first record of a QP as the reason of its end.
+    /// Keeps the first record of a QP as the reason for its end.
     fn keep_first(&mut self, id: u64) -> u64 {
         if self.diagnosis == 0 {
             self.diagnosis = id;

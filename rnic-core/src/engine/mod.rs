@@ -83,9 +83,8 @@ use state::{EngineState, Peer};
 /// The interface follows quinn-proto: [`handle_*`](Self::handle_readable) takes events,
 /// [`poll_*`](Self::poll_output) returns actions for the worker. Commands of the resource manager
 /// are already authorised: [`handle_command`](Self::handle_command) takes those that the engine
-/// carries out by itself, and plain verbs ([`attach_tcp`](Self::attach_tcp),
-/// [`destroy`](Self::destroy)) are the engine's part of the others. A worker calls the engine in
-/// rounds:
+/// carries out by itself, and other methods ([`attach_tcp`](Self::attach_tcp),
+/// [`destroy`](Self::destroy)) are its part of the rest. A worker calls the engine in rounds:
 ///
 /// 1. the pending commands;
 /// 2. [`poll_doorbells`](Self::poll_doorbells), which begins the round;
@@ -148,14 +147,13 @@ impl Engine {
         });
     }
 
-    /// Handles a failed socket of a QP that [is blocked](Receive::Blocked).
+    /// Handles a socket error of a QP that [is blocked](Receive::Blocked).
     pub fn handle_socket_error(&mut self, qp: QpId, error: &io::Error, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| qp.lost(engine, &socket_error_text("receiving", error)));
     }
 
-    /// Handles a peer's FIN that is in the socket of a QP that [is blocked](Receive::Blocked),
-    /// after bytes that have not been read.
+    /// Handles a FIN that follows unread bytes in the socket of a [blocked](Receive::Blocked) QP.
     pub fn handle_peer_closing(&mut self, qp: QpId, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| qp.peer_closing(engine));
@@ -166,7 +164,7 @@ impl Engine {
     pub fn handle_copied(&mut self, copier: &Copier, job: u64, result: CopyResult, now: Time) {
         self.state.now = now;
         copier.over(self.state.worker);
-        // The copy may have timed out since.
+        // The copy may already have timed out.
         if let Some(of) = self.state.copies.close(job, &mut self.state.deadlines) {
             self.with(of.qp, |qp, engine| qp.copied(engine, job, result));
         }
@@ -195,7 +193,7 @@ impl Engine {
         }
     }
 
-    /// Gives up a copy, and ends the session that owns its memory.
+    /// Abandons a copy, and ends the session that owns its memory.
     fn copy_timeout(&mut self, id: u64) {
         let Some(job) = self.state.copies.close(id, &mut self.state.deadlines) else { return };
         let span = self.state.options.copy_deadline.as_secs_f32();
@@ -267,7 +265,7 @@ impl Engine {
     }
 
     /// Prepares the worker's sleep: from now on clients write their eventfd. Returns false if a
-    /// doorbell has rung since or work is left, so that the worker must poll the doorbells again.
+    /// doorbell has rung or work remains: the worker must then poll the doorbells again.
     pub fn prepare_sleep(&mut self) -> bool {
         self.state.dying.is_empty()
             && self.state.ending.is_empty()
@@ -299,7 +297,7 @@ impl Engine {
         Some(result)
     }
 
-    /// Carries out the effects of QPs on each other, by the direct path or by a CQ that they share.
+    /// Carries out the effects of QPs on each other: signals, evictions and wake-ups.
     fn deliver_pending(&mut self) {
         let Engine { qps, state, .. } = self;
         loop {

@@ -20,8 +20,8 @@
 //! `Unlinked` from `AwaitFirstFpdu` and `Open` where an iWARP QP would be lost, half closed or, by
 //! a Terminate that blames none of its requests, draining ([`Qp::unlink`](super::qp::Qp::unlink)).
 //! An RC QP that owes responses to earlier requests goes from `Open` to `Refusing` when it refuses
-//! a request. It leaves `Refusing` like `Open`, except by `PeerFin` and `Deadline`, which put the
-//! refusal into effect ([`Qp::complete_refusal`](super::qp::Qp::complete_refusal)).
+//! a request. It leaves `Refusing` like `Open`, except that `Disconnect` has no effect, and
+//! `PeerFin` and `Deadline` [complete the refusal](super::qp::Qp::complete_refusal).
 //!
 //! The rules are in RFC 5040 section 6.2 and RFC 5044 section 7.1. Applications see the states of
 //! verbs ([`StreamPhase::state`]).
@@ -71,7 +71,7 @@ pub(super) enum StreamEvent {
     },
     /// An RC QP refuses a request and owes responses to earlier ones.
     Refusal,
-    /// A fault of this side or the peer's.
+    /// A fault of this side or of the peer.
     Fault {
         /// A Terminate can still be sent over the connection.
         can_send_terminate: bool,
@@ -181,7 +181,7 @@ impl StreamPhase {
         matches!(self, StreamPhase::Open | StreamPhase::HalfClosed | StreamPhase::Closing)
     }
 
-    /// Returns true if messages can be sent and received over a stream.
+    /// Returns true if the stream works and is not being ended.
     pub(super) fn is_linked(self) -> bool {
         matches!(self, StreamPhase::AwaitFirstFpdu | StreamPhase::Open)
     }
@@ -236,7 +236,6 @@ mod tests {
         Unlinked,
     };
 
-    /// Every phase against every event.
     #[test]
     fn every_event_in_every_phase() {
         let phases =

@@ -55,7 +55,7 @@ pub struct QpConfig {
     pub recv_cq: Arc<Cq>,
     /// Signal every send request (`sq_sig_all`).
     pub signal_all: bool,
-    /// Maximum time that a message waits for a receive. `None` ends the stream at once.
+    /// Maximum wait of an iWARP message for a receive. `None` ends the stream at once.
     pub rnr_timeout: Option<Duration>,
     /// Attributes of an RC or UC QP.
     pub wiring: Option<Wiring>,
@@ -68,7 +68,7 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// Returns the transport. An RC or UC QP without a peer ends like an iWARP QP.
+    /// Returns the transport: iWARP also for an RC or UC QP that never had a peer.
     fn transport(&self) -> Transport {
         match (&self.datagrams, &self.wiring) {
             (Some(_), _) => Transport::Ud,
@@ -108,7 +108,7 @@ pub(super) enum OutgoingFpdu {
 
 /// An incoming FPDU, or on the direct path the segment that it would carry.
 pub(super) enum IncomingFpdu {
-    /// An FPDU with a valid CRC, and Markers if they are used. Over TCP this includes a Terminate.
+    /// An FPDU with a valid CRC and, if used, valid Markers. Over TCP this includes a Terminate.
     Segment,
     /// On the direct path, several segments at once.
     Run { segments: u32 },
@@ -217,7 +217,7 @@ impl Qp {
     }
 
     /// Accounts for one or more incoming FPDUs. Each FPDU of either path passes here once: over TCP
-    /// before its headers are parsed, on the direct path once the receiver has consumed it.
+    /// before its headers are parsed, on the direct path once the receiver has handled it.
     #[inline]
     pub(super) fn fpdu_received(&mut self, fpdu: IncomingFpdu) {
         match fpdu {
@@ -338,7 +338,7 @@ impl Qp {
 
     // --- Errors of this side -----------------------------------------------------------------
 
-    /// Handles an error of the next request.
+    /// Handles an error of a request.
     pub(super) fn request_error(&mut self, engine: &mut EngineState, error: RequestError) {
         match error {
             RequestError::Failed { seq, reason } => self.request_failed(engine, seq, reason),

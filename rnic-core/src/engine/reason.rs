@@ -67,9 +67,9 @@ pub(super) enum Reason {
     ReceiverNotReady,
 
     // The peer sent an invalid request or response.
-    /// A segment of an RDMA Write of `len` payload bytes at `to` that may not be placed there.
+    /// `len` bytes of an RDMA Write that may not be placed at `to`.
     Write { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
-    /// An RDMA Write segment with another STag than an earlier segment of the message.
+    /// An RDMA Write segment whose STag differs from that of an earlier segment of the message.
     StagChanged { stag: Stag, to: u64, len: u64 },
     /// An RDMA Read Request for `len` bytes at `to`, which the peer may not read.
     Read { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
@@ -91,11 +91,11 @@ pub(super) enum Reason {
     TooLong { mo: u32, len: usize, capacity: u64 },
     /// A Read Response (or, if `atomic`, an Atomic Response) without an outstanding request.
     NoRequest { atomic: bool },
-    /// A Read Response for another buffer than that of the Read.
+    /// A Read Response for a buffer other than that of the Read.
     OtherSink { found: Stag, sink: Stag },
     /// A Read Response outside the buffer of the Read.
     OutsideSink { stag: Stag, to: u64, len: u64, size: u32 },
-    /// A Read Response of another length than requested.
+    /// A Read Response of a length other than requested.
     ResponseLength { received: u64, size: u32 },
     /// The buffer of a Read or atomic operation is no longer accessible.
     SinkGone { stag: Stag, to: u64, size: u32 },

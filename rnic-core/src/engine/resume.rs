@@ -99,7 +99,7 @@ impl Qp {
         let segment = pending.segment;
         let len = pending.len;
         if self.life.phase().flushes() {
-            // The stream has ended since.
+            // The stream has ended during the copy.
             return self.flush(engine);
         }
         let unlinked = self.life.phase() == StreamPhase::Unlinked;

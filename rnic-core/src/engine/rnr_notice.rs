@@ -1,5 +1,5 @@
 //! Messages between the two ends of an RC stream that the iWARP protocols lack: missing receives,
-//! which a RoCE adapter reports by an RNR NAK (IBTA specification, volume 1, section 9.7.5.2.8),
+//! which a RoCE adapter reports with an RNR NAK (IBTA specification, volume 1, section 9.7.5.2.8),
 //! and the number of a refused Write, which on an adapter is the PSN of the NAK.
 //!
 //! A notice is a zero-length RDMA Write. Its receiver ignores STag and tagged offset (RFC 5041
@@ -16,8 +16,8 @@ pub(super) enum Notice {
     Waits(Msn),
     /// The Send that waited has found a receive.
     Resumed,
-    /// The Terminate that follows refuses the Write with this number. Writes of a stream count from
-    /// 0.
+    /// The Terminate that follows refuses the Write with this number. Writes of a stream are
+    /// numbered from 0.
     RefusesWrite(u32),
 }
 

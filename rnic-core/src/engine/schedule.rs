@@ -2,7 +2,7 @@
 //! ready QPs of a session.
 //!
 //! The scheduler is deficit round robin (Shreedhar and Varghese 1996) on each level. Costs are in
-//! bytes: moved bytes cost their length, and work that takes time without moving much costs as many
+//! bytes: moved data cost their length, and work that takes time without moving much costs as many
 //! bytes as could have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is a
 //! turn of a session or user, in which several QPs may be served one after the other. An overdrawn
 //! turn is repaid in later turns. So a user with a thousand busy QPs or a hundred sessions gets no
@@ -196,7 +196,7 @@ impl Schedule {
         self.slots.get(slot.index()).is_some_and(|session| session.open)
     }
 
-    /// Removes a session that has no QPs any more.
+    /// Removes a session that no longer has QPs.
     pub(super) fn leave(&mut self, slot: SessionSlot) {
         self.close(slot);
         let Some(session) = self.slots.get(slot.index()) else { return };
@@ -493,7 +493,7 @@ mod tests {
             s.set_now(us(now));
             assert_eq!((s.pop(), s.is_resting(), s.is_empty()), (None, true, false));
         }
-        // A user that does not rest has its turn.
+        // A user that does not rest gets its turn.
         s.push(two, 2);
         assert_eq!((s.pop(), s.is_resting()), (Some(2), false));
         s.turn_over(us(80), us(81));

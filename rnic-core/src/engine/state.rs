@@ -39,8 +39,7 @@ pub(super) struct EngineState {
     pub unsent: Charges,
     pub outputs: VecDeque<Output>,
     pub signals: VecDeque<(Peer, PeerSignal)>,
-    /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may
-    /// try again.
+    /// QPs that waited for the other end of a direct connection, and may try again.
     pub awakened: Vec<Peer>,
     /// QPs to be disconnected because a limit is exceeded, with the reason.
     pub evicted: Vec<(Key, String)>,

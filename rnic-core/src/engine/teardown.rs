@@ -1,8 +1,9 @@
 //! Ends of streams: faults, Terminates, disconnects, FIN, loss.
 //!
 //! The first fault wins: once a QP has left the phases in which it works, later faults are dropped.
-//! Only [`Qp::terminate`] turns a fault of this side into a Terminate, completions and a state.
-//! Every stream ends in [`Qp::finish`]. The transitions are in [`phase`](super::phase).
+//! Only [`Qp::end_by_terminate`] turns a fault of this side into a Terminate, completions and a
+//! state. A stream ends in [`Qp::finish`], [`Qp::unlink`] or [`Qp::destroy`]. The transitions are
+//! in [`phase`](super::phase).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -266,7 +267,7 @@ impl Qp {
         }
     }
 
-    /// Handles the loss of the connection: RST, timeout, or a peer that closed inside a message.
+    /// Handles the loss of the connection, for example by RST, timeout or an exceeded limit.
     pub(super) fn lost(&mut self, engine: &mut EngineState, why: &str) {
         if self.can_unlink() {
             return self.unlink(engine, true, why);
@@ -331,8 +332,8 @@ impl Qp {
     }
 
     /// Destroys the QP. Its peer gets a Terminate where the stream allows one, the FIN that was
-    /// already sent, or else a reset. The stream of an RC or UC QP closes gracefully, unless a
-    /// message is partly sent: such a QP outlives its stream, so this is no fault.
+    /// already sent, or else a reset. The stream of an RC or UC QP, which outlives its streams,
+    /// closes gracefully unless a message is partly sent.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.release(engine);
         self.stop_clock(engine);

@@ -97,8 +97,8 @@ impl Transport {
     }
 
     /// Returns true if programs may invalidate only fast-registered regions and windows of type 2,
-    /// and bind no zero-based region. The kernel's `rxe_invalidate_mr` and `rxe_check_bind_mw` are
-    /// as strict. An iWARP QP invalidates any region of its domain, and no RFC forbids the other.
+    /// and may not bind windows to zero-based regions. The kernel's `rxe_invalidate_mr` and
+    /// `rxe_check_bind_mw` are as strict. On iWARP no RFC forbids either.
     pub(super) fn restricts_stags(self) -> bool {
         self.is_rc_or_uc()
     }
@@ -175,8 +175,8 @@ impl Transport {
         }
     }
 
-    /// Returns true if a Write is refused at its first segment if a later one does not fit the
-    /// region. A RoCE adapter takes the length from the first packet.
+    /// Returns true if a Write that exceeds its region is refused at its first segment. A RoCE
+    /// adapter takes the length from the first packet.
     pub(super) fn checks_whole_write(self) -> bool {
         self.is_rc_or_uc()
     }

@@ -80,7 +80,7 @@ impl Engine {
         self.state.schedule.is_resting()
     }
 
-    /// Returns the number of turns taken, without turns that only read a socket.
+    /// Returns the number of turns taken, excluding turns that only read a socket.
     pub fn turns(&self) -> u64 {
         self.state.turns
     }
