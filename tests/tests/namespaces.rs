@@ -72,7 +72,7 @@ fn notices(tcp: &str, reading: bool) {
     for ((end, _, daemon), before) in ends.into_iter().zip(descriptors) {
         match end.qp.wait_disconnected(Some(DEADLINE)).unwrap() {
             DisconnectReason::Lost { why } => {
-                assert!(why.contains("the peer's host does not answer any more"), "{why}");
+                assert!(why.contains("the peer's host no longer answers"), "{why}");
             }
             other => panic!("{other}"),
         }

@@ -116,8 +116,8 @@ impl Engine {
         Some(session)
     }
 
-    /// Ends a session at once: its STags are invalid, its connections are aborted, and nothing of
-    /// it completes any more.
+    /// Ends a session at once: its STags are invalid, its connections are aborted, and none of its
+    /// requests and receives complete.
     pub fn detach_session(&mut self, session: SessionId, now: Time) {
         self.close_session(session, now);
         while self.is_ending() {

@@ -68,7 +68,7 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// Returns the transport: iWARP also for an RC or UC QP that never had a peer.
+    /// Returns the transport: iWARP also for a RoCE QP that never reached RTR.
     fn transport(&self) -> Transport {
         match (&self.datagrams, &self.wiring) {
             (Some(_), _) => Transport::Ud,

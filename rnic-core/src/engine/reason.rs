@@ -87,7 +87,7 @@ pub(super) enum Reason {
     NoReceive { waited: bool },
     /// An entry of a receive queue is malformed.
     MalformedReceive,
-    /// A Send that does not fit the receive.
+    /// A Send that does not fit in the receive.
     TooLong { mo: u32, len: usize, capacity: u64 },
     /// A Read Response (or, if `atomic`, an Atomic Response) without an outstanding request.
     NoRequest { atomic: bool },

@@ -133,8 +133,8 @@ impl Qp {
         }
     }
 
-    /// Keeps a signal of the other end of a direct connection if its place is after a segment that
-    /// a copier is writing. Returns the signal otherwise.
+    /// Keeps a signal of the other end of a direct connection if it belongs after a segment that a
+    /// copier is writing. Returns the signal otherwise.
     pub(super) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
         let ends = matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Reset);
         self.responder.defer(signal)?;

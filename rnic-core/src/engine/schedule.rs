@@ -472,7 +472,7 @@ mod tests {
         let mut s = Schedule::default();
         let one = s.join(UserId(1));
         let two = s.join(UserId(2));
-        // A single user never rests.
+        // The only active user never rests.
         s.begin_round(us(0));
         s.push(one, 1);
         assert_eq!(s.pop(), Some(1));

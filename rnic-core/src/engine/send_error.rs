@@ -2,8 +2,8 @@
 //! section 10.3.1.6).
 //!
 //! A request that fails on this side stops only the send queue: later requests are flushed, and
-//! receives go on. The transition to RTS ends this state. Requests posted before the transition are
-//! flushed even if the CQ has no room for them yet. Those posted after it are carried out.
+//! receives continue. The transition to RTS ends this state. Requests posted before the transition
+//! are flushed even if the CQ has no room for them yet. Those posted after it are carried out.
 
 use super::qp::Qp;
 use super::reason::Reason;

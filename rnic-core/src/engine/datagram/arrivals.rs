@@ -14,7 +14,7 @@ bitflags! {
         const Q_KEY = 1;
         /// No receive is posted.
         const NO_RECEIVE = 2;
-        /// It does not fit the receive.
+        /// It does not fit in the receive.
         const TOO_LONG = 4;
         /// The `[[listen]]` rules do not permit the user to receive at that address.
         const FORBIDDEN = 8;

@@ -176,8 +176,8 @@ impl Qp {
         true
     }
 
-    /// Completes the waiting segment, which the peer refuses: over TCP it would have been sent long
-    /// before.
+    /// Completes the waiting segment, which the peer refuses: over TCP it would already have been
+    /// sent.
     fn segment_taken(&mut self, engine: &mut EngineState) {
         self.requester.bring_back();
         if self.requester.message().is_some_and(Message::is_untagged)
@@ -189,7 +189,7 @@ impl Qp {
     }
 
     /// Handles a peer that has closed gracefully. If this side still has something to send, its
-    /// stream is lost, as it would be over TCP by a reset.
+    /// stream is lost, as by a reset over TCP.
     pub(in crate::engine) fn peer_gone(&mut self, engine: &mut EngineState) {
         if self.life.phase().sends() && self.next_message(engine) {
             return self.lost(engine, "the peer has closed the connection");

@@ -122,7 +122,7 @@ impl Link {
     }
 
     /// Signals to the peer of a direct connection that its waiting segment is refused. Over TCP the
-    /// peer would have sent it long before.
+    /// peer would already have sent it.
     pub(super) fn refuse_waiting(&self, engine: &mut EngineState) {
         if let Link::Direct(peer) = self {
             engine.signal(*peer, PeerSignal::SegmentTaken);

@@ -1,6 +1,6 @@
 //! Missing receives on RC QPs. Each end notifies its peer when a Send waits for a receive. While a
 //! Send of this side waits at the peer, later requests wait too, but responses and acknowledgements
-//! go on.
+//! continue.
 
 use crate::engine::qp::Qp;
 use crate::engine::rnr_notice::Notice;

@@ -131,8 +131,7 @@ impl Requester {
         }
     }
 
-    /// Fails all requests that await a response, since none can arrive any more. Later requests
-    /// continue.
+    /// Fails all requests that await a response, since none can arrive. Later requests continue.
     pub(in crate::engine) fn fail_awaiting(
         &mut self,
         core: &QpCore,
@@ -144,7 +143,7 @@ impl Requester {
         }
     }
 
-    /// Fails a request because the peer has finished sending. The stream goes on without it.
+    /// Fails a request because the peer has finished sending. The stream continues without it.
     pub(super) fn request_unanswered(
         &mut self,
         seq: u64,

@@ -428,7 +428,7 @@ impl Requester {
         }
         let elements = (elements.len() > 1).then(|| elements.into());
         if life.peer_fin() {
-            // No response can come any more. The stream goes on without the request.
+            // No response can arrive. The stream continues without the request.
             self.request_unanswered(seq, core, life, engine);
             return Ok(None);
         }
@@ -488,8 +488,8 @@ impl Requester {
         let list = self.elements.as_slice();
         let total = message_length(core, list)?;
         if total > MIN_SEGMENT_PAYLOAD {
-            // The whole payload is checked before any of it is sent. A single segment is checked
-            // when it is gathered.
+            // The whole payload is checked before any of it is sent. A message of one segment is
+            // checked when it is gathered.
             for sge in list.iter().filter(|sge| sge.length > 0) {
                 resolve_sge(&engine.stags, core.principal(), sge.lkey, sge.addr, sge.length)?;
             }

@@ -17,9 +17,9 @@
 //! responses until it is woken. Its signals are deferred if TCP would deliver them after the
 //! segment that is being written ([`Responder::defer`]).
 //!
-//! The other direction goes on. On an iWARP QP a Read Response is behind the waiting message, so an
-//! application that posts its next receive only after a Read completes deadlocks. The engine logs
-//! one warning.
+//! The other direction continues. On an iWARP QP a Read Response is behind the waiting message, so
+//! an application that posts its next receive only after a Read completes deadlocks. The engine
+//! logs one warning.
 //!
 //! The wait ends in one of three ways: the receive is posted or the copy is done, the deadline
 //! passes, or the stream ends ([`Responder::release`], [`Responder::copied`]). Only the result of a
@@ -255,8 +255,8 @@ impl Responder {
         self.copying.as_ref().is_some_and(|pending| pending.job == job)
     }
 
-    /// Keeps a signal of the other end of a direct connection if its place is after a segment that
-    /// a copier is writing. Returns the signal otherwise.
+    /// Keeps a signal of the other end of a direct connection if it belongs after a segment that a
+    /// copier is writing. Returns the signal otherwise.
     pub(in crate::engine) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
         let behind =
             matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Fin | PeerSignal::Reset);

@@ -9,7 +9,7 @@ pub(in crate::engine) fn socket_error_text(doing: &str, e: &io::Error) -> String
         | io::ErrorKind::HostUnreachable
         | io::ErrorKind::NetworkUnreachable
         | io::ErrorKind::NetworkDown => {
-            format!("the peer's host does not answer any more: {doing} failed: {e}")
+            format!("the peer's host no longer answers: {doing} failed: {e}")
         }
         _ => format!("{doing} failed: {e}"),
     }
