@@ -20,7 +20,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Returns the data of this machine. Measures the load for [`MOMENT`], during which our own
+    /// Returns the data of this machine. Measures the load for `MOMENT`, during which our own
     /// processes must be idle.
     pub fn this() -> Self {
         let before = cpu_times();
