@@ -1,8 +1,8 @@
 //! One client on the control socket: from its Hello to its end, one request at a time.
 //!
 //! The length is checked before a packet is decoded, and the request before a descriptor is taken.
-//! Nothing is read while a reply is pending or unread, so a client can neither reorder requests nor
-//! queue them in the daemon. The server drives it; the resource manager executes the requests.
+//! Nothing is read while a reply is pending, so a client can neither reorder requests nor queue
+//! them in the daemon. The server drives it; the resource manager executes the requests.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::privilege::Peer;
 use crate::reaper::{Passed, PassedKind, Reaper};
 use crate::resource::{Refused, Response};
 
-/// A connected client, with or without a session, as the control thread serves it.
+/// A connected client, with or without a session.
 pub struct Connection {
     socket: OwnedFd,
     /// Process, user and groups of the client, from the kernel.
@@ -46,7 +46,7 @@ pub enum Stage {
     },
     /// A request.
     AwaitRequest(SessionId),
-    /// The workers' acknowledgement, after which a request is answered.
+    /// The deferred answer to a request.
     AwaitWorkers {
         /// Session of the client.
         session: SessionId,
@@ -62,9 +62,9 @@ pub enum Incoming {
     Nothing,
     /// Hello, the client's first packet.
     Hello(Hello),
-    /// A request, and the descriptor that it carries: a memfd, a socket, or the client's memory,
-    /// none of them checked so far. `None` if the request carries none, or if this process had no
-    /// descriptor left for it.
+    /// A request, and the descriptor that it carries: a memfd, a socket, or the client's memory, of
+    /// which at most the kind has been checked. `None` if the request carries none, or if this
+    /// process had no descriptor left for it.
     Request(Request, Option<Passed>),
     /// The connection has ended, and the session with it.
     End(End),
@@ -91,7 +91,7 @@ pub enum End {
     /// The client violated the rules of shared memory.
     #[error("misbehaved: {0}")]
     Misbehaved(String),
-    /// A call to the client's socket failed.
+    /// A call on the client's socket failed.
     #[error("control socket: {0}")]
     Failed(io::Error),
     /// The daemon stops and ends all sessions.
@@ -212,8 +212,8 @@ impl Connection {
         }
     }
 
-    /// Takes the front packet with its descriptor, which must be one of the wanted kind. All others
-    /// are closed by the reaper, because a close may block forever. Returns `None` if the kernel
+    /// Takes the front packet with its descriptor, which must be of the wanted kind. Any others are
+    /// closed by the reaper, because a close may block forever. Returns `None` if the kernel
     /// dropped the descriptor because this process had none left, which is not the client's fault.
     fn take_wanted(
         &self,
@@ -262,7 +262,7 @@ impl Connection {
         let _ = self.reply(0, Err(Refused { refusal, diagnosis_id }));
     }
 
-    /// Closes it through the reaper, because a close may block.
+    /// Closes all descriptors through the reaper, because a close may block.
     pub fn close(self, reaper: &Reaper) {
         let Connection { socket, peer, outbox, events, .. } = self;
         let user = peer.uid;
@@ -329,10 +329,10 @@ fn encode(reply: Reply) -> Vec<u8> {
     let id = reply.id;
     let encoded = postcard::to_stdvec(&reply).ok().filter(|bytes| bytes.len() <= MAX_MESSAGE);
     encoded.unwrap_or_else(|| {
-        tracing::error!(id, "a reply does not fit a message");
+        tracing::error!(id, "a reply does not fit in a message");
         let refusal = Refusal::System {
             what: "cannot send the reply".to_owned(),
-            error: "the reply does not fit a message".to_owned(),
+            error: "the reply does not fit in a message".to_owned(),
             errno: crate::system::number(&rustix::io::Errno::MSGSIZE.into()),
         };
         postcard::to_stdvec(&Reply { id, result: Err(refusal), diagnosis_id: 0 })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rnic_abi::types::Time;
 
-/// Current and maximum number of objects.
+/// High-water mark of the number of objects.
 #[derive(Debug, Default)]
 pub(super) struct HighWater {
     /// Maximum since memory was last returned.
@@ -42,7 +42,7 @@ impl HighWater {
 
 /// Minimum number of objects that must have gone.
 const BURST: u64 = 256;
-/// Delay, in which the last of them are dropped. Bursts within this time count as one.
+/// Delay, during which the last objects are dropped. Bursts within this time count as one.
 const PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

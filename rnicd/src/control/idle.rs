@@ -8,14 +8,14 @@ use rnic_abi::types::Time;
 #[derive(Debug)]
 pub(super) struct Idle {
     most: Duration,
-    /// Time since which it has no client.
+    /// Start of the time without a client.
     since: Option<Time>,
     /// The daemon is about to end and accepts no new connections.
     ending: bool,
 }
 
 impl Idle {
-    /// Ends the daemon after `most` without a client.
+    /// Creates an idle timeout of `most`.
     pub(super) fn new(most: Duration) -> Self {
         Idle { most, since: None, ending: false }
     }
@@ -30,7 +30,7 @@ impl Idle {
         Some(since.after(self.most))
     }
 
-    /// Returns true if the daemon is about to end. It does not change back.
+    /// Returns true if the daemon is about to end. This is final.
     pub(super) fn is_ending(&self) -> bool {
         self.ending
     }

@@ -26,7 +26,7 @@ pub struct Notifier {
 struct Watchdog {
     /// Half of the watchdog's time.
     every: Duration,
-    /// Time to ask the workers again; `None` until they have answered.
+    /// Time of the next check of the workers; `None` until they answer.
     due: Option<Time>,
 }
 

@@ -104,11 +104,11 @@ pub struct Server {
     metrics: Metrics,
     tree: Option<LiveTree>,
     memory: HighWater,
-    /// `None` if the kernel does not announce changes.
+    /// `None` if changes cannot be followed.
     addresses: Option<Addresses>,
 }
 
-/// The tree of the devices, with counters that are updated.
+/// The device tree, and the schedule of its updates.
 struct LiveTree {
     tree: Tree,
     /// Time of the next update.
@@ -146,8 +146,8 @@ pub fn check_filters(seccomp: Seccomp) -> Result<(), StartError> {
 }
 
 impl Server {
-    /// Starts the workers of a daemon that serves `socket`. `signals` stop the server. The caller
-    /// must first drop all privileges that the threads started here must not inherit.
+    /// Starts the workers of a daemon that serves `socket`. `signals` control the server. The
+    /// caller must first drop all privileges that the threads started here must not inherit.
     pub fn start(
         config: Config,
         socket: ControlSocket,
@@ -158,7 +158,7 @@ impl Server {
         check_filters(seccomp)?;
         let capacity = Capacity::of_this_process(&config);
         rnic_abi::shm::fault::install().map_err(system("cannot install the fault handler"))?;
-        let poll = Poll::new().map_err(system("cannot create a poll"))?;
+        let poll = Poll::new().map_err(system("cannot set up epoll"))?;
         let registry = poll.registry();
         let registered = || -> io::Result<Arc<Waker>> {
             let interest = Interest::READABLE;
@@ -172,8 +172,8 @@ impl Server {
             }
             Ok(Arc::new(Waker::new(registry, WAKER)?))
         };
-        let waker = registered().map_err(system("cannot register with the poll"))?;
-        let clone = registry.try_clone().map_err(system("cannot share the poll"))?;
+        let waker = registered().map_err(system("cannot register with epoll"))?;
+        let clone = registry.try_clone().map_err(system("cannot share epoll"))?;
         let options = options::cm(&config, &capacity);
         let cm = ConnectionManager::new(clone, FIRST_CM.0, options);
         let options = options::workers(&config, capacity.workers);
@@ -462,7 +462,7 @@ impl Server {
         }
     }
 
-    /// Removes the tree, then path and lock, so the next daemon finds none of them.
+    /// Removes the tree, then the path and lock, so the next daemon finds none of them.
     fn release_path(&mut self) {
         self.tree = None;
         if let Some(socket) = self.socket.take() {
@@ -470,7 +470,7 @@ impl Server {
         }
     }
 
-    /// Removes tree, path and lock, then ends every session.
+    /// Removes the tree, path and lock, then ends every session.
     fn begin_stop(&mut self, now: Time) {
         if self.stopping.is_some() {
             return;
@@ -533,7 +533,7 @@ impl Server {
         }
     }
 
-    /// Writes the counters to the tree if workers have changed them.
+    /// Writes the counters to the tree if they may have changed.
     fn show_counters(&mut self, now: Time) {
         let Some(live) = &mut self.tree else { return };
         live.is_still &= self.manager.workers_still_sleep();
@@ -627,7 +627,7 @@ impl Server {
         self.enqueue(key);
     }
 
-    /// Sends replies that waited for workers, and ends misbehaving sessions.
+    /// Sends deferred replies, and ends misbehaving sessions.
     fn settle_clients(&mut self, now: Time) {
         while let Some((session, granted)) = self.manager.poll_answer() {
             self.answer(session, Ok(granted), now);
@@ -812,7 +812,7 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 const SEND_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum duration of one user's turn.
 const TURN: Duration = Duration::from_millis(1);
-/// Maximum duration of a round of turns, then the thread polls again.
+/// Duration of a round of turns, after which the thread polls again.
 const ROUND: Duration = Duration::from_millis(4);
 /// Minimum time between two updates of the tree's counters.
 const TREE_INTERVAL: Duration = Duration::from_secs(1);

@@ -137,7 +137,7 @@ impl ControlSocket {
             ));
         }
         if !socket_acceptconn(&socket).is_ok_and(|listens| listens) {
-            return Err(refused("the socket does not listen (Accept=no is needed)"));
+            return Err(refused("the socket is not listening (Accept=no is needed)"));
         }
         let address = rustix::net::getsockname(&socket).and_then(SocketAddrUnix::try_from);
         let address = address.map_err(|e| refused(&format!("the socket has no address: {e}")))?;
@@ -158,9 +158,9 @@ impl ControlSocket {
         Ok(ControlSocket { path: bound.to_owned(), socket, lock: None })
     }
 
-    /// Changes the owner of path and lock to the user that the daemon switches to, so that it can
-    /// remove them: in a folder with the sticky bit only the owner can. Also changes the owner of
-    /// the default folder, which has no other use.
+    /// Changes the owner of the path and lock to the user that the daemon switches to, so that it
+    /// can remove them: in a folder with the sticky bit only the owner can. Also changes the owner
+    /// of the default folder, which has no other use.
     pub fn give_to(&self, uid: u32) -> Result<(), SocketError> {
         let Some(lock) = &self.lock else { return Ok(()) };
         let owner = Some(Uid::from_raw(uid));
@@ -344,7 +344,7 @@ fn listen(path: &Path, control: &Control) -> Result<OwnedFd, SocketError> {
     let listening = open_to_clients(path, mode, group)
         .and_then(|()| Ok(rustix::net::listen(&socket, BACKLOG)?));
     listening.map_err(|error| {
-        // This daemon holds the lock and has bound it.
+        // This daemon has bound the path.
         let _ = std::fs::remove_file(path);
         system("cannot set up", path)(error)
     })?;

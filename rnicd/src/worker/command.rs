@@ -1,4 +1,4 @@
-//! Commands of the control thread to a worker, all authorised.
+//! Authorised commands from the control thread to a worker.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ pub(super) struct TicketedCommand {
     pub(super) command: Command,
 }
 
-/// A command to a worker: one of its engine, or one that needs a descriptor or a table of the
+/// A command to a worker: one for its engine, or one that needs a descriptor or table of the
 /// worker.
 pub enum Command {
     /// A command that the engine carries out by itself.

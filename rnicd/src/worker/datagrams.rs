@@ -146,8 +146,8 @@ impl DatagramSockets {
     }
 }
 
-/// Returns the management datagram in a packet, or `None` if its source is not QP 1, it is not a
-/// valid message, or the addresses in a request are not those of the packet. The Q_Key proves
+/// Returns the management datagram in a packet, or `None` if its source or Q_Key is wrong, the
+/// message is invalid, or the addresses in a request are not those of the packet. The Q_Key proves
 /// little, because any QP may use it.
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;

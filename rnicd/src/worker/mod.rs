@@ -6,9 +6,9 @@
 //! already authorised) and no protocol.
 //!
 //! A worker never waits for another thread, and runs its commands before anything else. A command
-//! with a [`Ticket`] is done when every worker has carried it out. The control thread acknowledges
-//! some commands on behalf of sleeping workers. A panic in a worker aborts the daemon, because the
-//! worker's state is suspect.
+//! with a [`Ticket`] is done when every recipient has carried it out. The control thread
+//! acknowledges some commands on behalf of sleeping workers. A panic in a worker aborts the daemon,
+//! because the worker's state is suspect.
 
 mod clients;
 mod command;
@@ -58,7 +58,7 @@ pub struct Workers {
     done: VecDeque<Ticket>,
     /// Tickets of the STag changes that QPs wait for, each with its QP and the QP's worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
-    /// Tickets that wait for all workers, and then for the copier's jobs of that moment.
+    /// Tickets that wait for workers, and then for the copier's current jobs.
     awaiting_workers: HashMap<Ticket, Arc<Copier>>,
     /// Tickets that only wait for a copier's jobs up to the mark.
     awaiting_copiers: Vec<(Ticket, Arc<Copier>, Mark)>,
@@ -162,8 +162,8 @@ impl Workers {
         ticket
     }
 
-    /// Delays a ticket: after all workers have carried it out, it also waits for the jobs that the
-    /// copier has at that time. Must precede the next [`poll_done`](Self::poll_done).
+    /// Delays a ticket: after its workers have carried it out, it also waits for the jobs that the
+    /// copier has then. Must precede the next [`poll_done`](Self::poll_done).
     pub fn await_copies(&mut self, ticket: Ticket, copier: Option<Arc<Copier>>) {
         self.awaiting_workers.extend(copier.map(|copier| (ticket, copier)));
     }
@@ -250,7 +250,7 @@ impl Workers {
         }
     }
 
-    /// Passes on a request of a worker's engine to all engines.
+    /// Passes on a request from a worker's engine to all engines.
     fn broadcast(&mut self, worker: u32, request: Broadcast) {
         match request {
             // If the QP's session has been detached in between, the workers no longer have its

@@ -304,7 +304,7 @@ impl Worker {
         }
     }
 
-    /// Passes results of copy jobs to the engine, and reports them if a revocation waits for them.
+    /// Passes results of copy jobs to the engine, and reports them if a ticket waits for them.
     fn copied(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
         for (copier, job, result) in answers {
             self.engine.handle_copied(&copier, job, result, now);
@@ -381,7 +381,7 @@ impl Worker {
         }
     }
 
-    /// Subtracts the QPs that have ended from the load. `before` is their earlier number.
+    /// Subtracts the QPs that have ended from the load. `before` is the earlier QP count.
     fn unload(&self, before: usize) {
         let gone = before.saturating_sub(self.engine.qp_count());
         // The number of QPs of one worker fits.
@@ -537,7 +537,7 @@ impl Worker {
             let _ = self.control.wake();
         }
         let now = clock::now();
-        // Run all commands queued during the sleep, because some have been acknowledged already.
+        // Run all commands queued during the sleep, because some may have been acknowledged.
         self.run_commands(now, self.inbox.len());
         self.waiter.progress(now);
         self.handle_ready(now);
@@ -611,12 +611,12 @@ fn round_length(shared: bool, users: usize) -> Duration {
     }
 }
 
-/// Length of a round, including the turn in which it ends.
+/// Length of a round, which ends with the turn in progress.
 const ROUND: Duration = Duration::from_micros(100);
 /// Length of a round while several users have sessions. Another user's program, or the worker that
 /// serves it, may wait for this CPU, and the worker yields between rounds.
 const MIDDLE_ROUND: Duration = Duration::from_micros(10);
-/// Length of a round while several users have turns, each of which waits for the others.
+/// Length of a round while several users have turns, because each waits for the others.
 const SHORT_ROUND: Duration = Duration::from_micros(5);
 /// Maximum number of datagrams read per round, normally and while several users have turns.
 const DATAGRAMS: u32 = 32;

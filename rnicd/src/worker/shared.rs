@@ -27,7 +27,7 @@ pub struct WorkerOptions {
 pub(super) enum Report {
     /// A notification for the resource manager.
     Notification(Notification),
-    /// A request of this worker's engine to all engines.
+    /// A request from this worker's engine to all engines.
     Broadcast { worker: u32, request: Broadcast },
     /// A copier that a ticket waits for has completed a job.
     Copied,

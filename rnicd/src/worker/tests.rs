@@ -383,7 +383,7 @@ fn sleeping_workers_are_answered_for() {
     let mut rig = Rig::start(3);
     let client = Client::attach(1, &mut rig);
     // The wake-up of an earlier command may still be on its way to a parked worker, so not every
-    // round finds all of them asleep. One round that does is enough.
+    // round finds all workers asleep. One round that does is enough.
     until("workers are asleep and the region's ticket is done", || {
         rig.wait_parked();
         let ticket = rig.install(client.region());
@@ -505,7 +505,7 @@ fn tcp_transfer_exceeds_the_socket_buffer() {
     for round in 0..8 {
         a.completes(round);
     }
-    // Both clients have been idle long enough for the workers to sleep. Doorbells wake them.
+    // Once both workers sleep, doorbells wake them.
     rig.wait_parked();
     two.post_receive(&mut b, 5, 0, 64);
     one.post(&mut a, &header(SendOpcode::Send, 9), &[one.sge(0, 16)]);

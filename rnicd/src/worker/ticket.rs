@@ -1,4 +1,4 @@
-//! Tracks which commands all workers have carried out.
+//! Tracks which commands the workers have carried out.
 //!
 //! A worker carries out commands in order and publishes the last ticket it has seen, so one number
 //! per worker covers every ticket. The issuer acknowledges a command on behalf of a sleeping worker

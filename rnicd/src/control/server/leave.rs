@@ -8,13 +8,13 @@ use crate::config::Span;
 impl Server {
     /// Begins the end of the daemon if it has been idle for long enough.
     ///
-    /// A client that connects at this time must be served or find no socket; it must not be
-    /// accepted and then disconnected. So the listening socket is shut down first. From then on the
-    /// kernel refuses new clients, as with the socket of a daemon that has exited. Clients that
-    /// connected before are still in the queue and are accepted next. Only then are path and lock
-    /// removed, so that another daemon can start. Clients from the queue are served for as long as
-    /// they like, and the daemon ends after them. A check of the queue before the shutdown would
-    /// lose clients that connect after the check.
+    /// A client that connects at this time must be served or refused; it must not be accepted and
+    /// then disconnected. So the listening socket is shut down first. From then on the kernel
+    /// refuses new clients, as with the socket of a daemon that has exited. Clients that connected
+    /// before are still in the queue and are accepted next. Only then are path and lock removed, so
+    /// that another daemon can start. Clients from the queue are served for as long as they like,
+    /// and the daemon ends after them. A check of the queue before the shutdown would lose clients
+    /// that connect after the check.
     pub(super) fn handle_idleness(&mut self, now: Time) {
         let has_clients = self.has_clients();
         let Some(idle) = self.idle.as_mut().filter(|_| self.stopping.is_none()) else { return };
@@ -27,7 +27,7 @@ impl Server {
         } else if !idle.is_ending() {
             return;
         }
-        // Otherwise more clients wait, or one could not be accepted for lack of descriptors.
+        // If it is set, more clients wait, or none can be accepted now.
         if self.accept_again.is_none() {
             self.release_path();
         }

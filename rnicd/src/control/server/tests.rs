@@ -65,8 +65,8 @@ impl Rig {
         self.server.connections.len()
     }
 
-    /// Gives turns until no client waits. A single round ends early on a busy machine, because
-    /// turns have a time limit.
+    /// Gives turns until no client waits. A round may end early on a busy machine, because its time
+    /// is limited.
     fn serve(&mut self, now: Time) {
         self.server.serve(now);
         while !self.server.ready.is_empty() {
@@ -235,8 +235,8 @@ fn question() -> Vec<u8> {
     postcard::to_stdvec(&question).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Sends requests without end at the time `now`. Reads no replies until the socket is full. Returns
-/// the CPU time until the user rests, or `None` if it does not rest within `most`.
+/// Fills the socket with requests before each round, all at the time `now`. Returns the CPU time
+/// until the user rests, or `None` if it does not rest within `most`.
 fn served(rig: &mut Rig, client: &OwnedFd, most: Duration, now: Time) -> Option<Duration> {
     let question = question();
     let mut buffer = [0; 4096];

@@ -12,7 +12,7 @@ fn stay_on(cpu: usize) {
     rustix::thread::sched_setaffinity(None, &set).expect("an allowed CPU");
 }
 
-/// A thread that spins forever, on the CPU of the thread that started it.
+/// A thread that spins until dropped, on the CPU of the thread that starts it.
 struct Hog {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
