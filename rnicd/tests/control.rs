@@ -300,7 +300,7 @@ fn requests_sent_at_once_are_answered_in_order() {
 }
 
 /// The answers exceed the socket's buffer. While an answer waits for room, no further request is
-/// read. It is sent once the client reads.
+/// read. Answers follow once the client reads.
 #[test]
 fn answers_wait_for_a_client_that_does_not_read() {
     let daemon = daemon("");

@@ -129,7 +129,7 @@ fn oldest_silent_connections_are_evicted() {
     let silent: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
     leave_descriptors(LEFT);
     // An old connection is ended before a new one is accepted, which may happen in a later turn.
-    // The last descriptor is in use, and an empty listener ends nothing.
+    // With all descriptors in use, an empty listen queue evicts nothing.
     node.until("the oldest are over and the newest are in", |n| {
         silent[..PEERS - LEFT].iter().all(is_over) && n.cm.startups() == LEFT
     });
@@ -142,7 +142,7 @@ fn oldest_silent_connections_are_evicted() {
     node.until("all are requests", |n| n.requests == LEFT);
     set_limit(before);
     let late: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
-    // All of these descriptors were open before the limit was lowered, so none is left to accept.
+    // Opened before the limit is lowered, which leaves no descriptor for an accept.
     leave_descriptors(0);
     node.until("all are turned away", |_| late.iter().all(is_over));
     assert_eq!(node.cm.startups(), LEFT);

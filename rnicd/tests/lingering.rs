@@ -86,7 +86,7 @@ fn unexpected_sockets_delay_no_other_client() {
     assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
     assert_alive(&mut bystander, "one of many");
 
-    // After the packet that ends the client, even in empty packets.
+    // In a packet after the one that ends the client, even if it is empty.
     for (last, bytes) in [("a packet", b"x".as_slice()), ("an empty packet", b"")] {
         let raw = Raw::connect(&daemon.socket());
         let (stream, _other) = lingering();
@@ -144,7 +144,7 @@ fn unread_sockets_do_not_accumulate() {
         let raw = Raw::connect(&daemon.socket());
         let (stream, other) = lingering();
         others.push(other);
-        // Less than the start of a Hello.
+        // Shorter than a Hello.
         raw.send(b"x", &[stream.as_fd()]);
         close_elsewhere(stream);
         drop(raw);

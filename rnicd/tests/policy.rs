@@ -1,5 +1,5 @@
-//! Tests of every limit and every rule of the administrator with a raw client of the control
-//! socket: each refusal reports the key.
+//! Tests of the administrator's limits and rules with a raw client of the control socket: each
+//! refusal reports the key.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -123,7 +123,7 @@ fn a_users_sessions_are_counted_together() {
     let refusal = exhaust(&mut b, "qps");
     assert!(refusal.ends_with("= 3 reached (asked for 1 more, 3 in use)"), "{refusal}");
     drop(a);
-    // The limit is free again once the session is gone.
+    // There is room again once the session is gone.
     let pd = b.pd();
     let cq = b.cq(1);
     until("a free QP", || b.call(RequestBody::CreateQp(qp_request(pd, cq))).is_ok());
@@ -288,7 +288,7 @@ fn user_read_limit_spans_connections() {
     let key = format!("limits.user.ird_total (user {}) = 5 reached", uid());
     let refusal = raw.refused(connect(qps[1], address, Some(4)));
     assert!(refusal.starts_with(&key), "{refusal}");
-    // Without an explicit depth it gets the rest, or a refusal if nothing is left.
+    // Without an explicit depth a connection gets the rest, or a refusal if nothing is left.
     assert_eq!(raw.call(connect(qps[1], address, None)), Ok(ReplyBody::Done));
     let refusal = raw.refused(connect(qps[2], address, None));
     assert!(refusal.starts_with(&key), "{refusal}");

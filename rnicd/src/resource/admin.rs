@@ -1,4 +1,4 @@
-//! Requests of administrators that affect other users: draining, and ending a connection.
+//! Requests from administrators that affect other users: draining, and ending a connection.
 
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::types::*;
@@ -23,7 +23,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Ends a connection of any user. Its QP stays in Error with its owner, which gets an event.
+    /// Ends a connection of any user. The QP stays with its owner, which gets an event.
     pub(super) fn admin_disconnect(&mut self, id: SessionId, qp: QpId) -> Answer {
         self.check_admin(id, "disconnect a queue pair")?;
         let (owner, object) = self.qp_of(qp).ok_or_else(|| refuse::no_such("QP", qp.0))?;

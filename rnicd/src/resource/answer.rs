@@ -29,8 +29,7 @@ impl From<ReplyBody> for Response {
 pub enum Outcome {
     /// The answer is available at once.
     Now(Box<Response>),
-    /// The answer follows from [`Manager::poll_answer`](super::Manager::poll_answer) when the
-    /// workers are done.
+    /// [`Manager::poll_answer`](super::Manager::poll_answer) returns the answer later.
     Later,
 }
 
@@ -50,13 +49,13 @@ impl Outcome {
         Outcome::now(ReplyBody::Done)
     }
 
-    /// Answers after the workers are done.
+    /// Answers later, through the [`Outbox`].
     pub(super) fn later() -> Answer {
         Ok(Outcome::Later)
     }
 }
 
-/// Messages for sessions that the control thread has not taken yet.
+/// Answers and ended sessions that the control thread has not taken yet.
 #[derive(Default)]
 pub struct Outbox {
     /// Deferred answers.
@@ -77,10 +76,10 @@ impl Outbox {
     }
 }
 
-/// A refusal with the number of its record.
+/// A refusal with the number of its diagnosis.
 #[derive(Debug)]
 pub struct Refused {
-    /// The refused request and the reason.
+    /// Reason of the refusal.
     pub refusal: Refusal,
     /// Number of the diagnosis, or 0.
     pub diagnosis_id: u64,

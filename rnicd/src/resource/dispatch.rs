@@ -1,4 +1,4 @@
-//! Dispatches requests of clients and reports of workers and the connection manager.
+//! Dispatches requests from clients, and reports from other threads and the connection manager.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -136,7 +136,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Processes reports of the workers and the connection manager.
+    /// Processes reports from other threads and the connection manager.
     pub fn settle(&mut self) {
         self.take_management();
         while let Some(event) = self.cm.poll_event() {

@@ -2,10 +2,10 @@
 //!
 //! It owns the sessions' object tables, enforces the limits, allocates handles, STags and memory
 //! for queues, and commands workers and the connection manager, which need no checks of their own
-//! (RFC 5042's Privileged Resource Manager). Every handle is looked up among the session's own
-//! objects. The manager handles no control sockets, no message bytes and no protocol. The control
-//! thread calls [`Manager::request`] for a client's request, [`Manager::settle`] after other
-//! threads have reported, and [`Manager::poll_answer`] and [`Manager::poll_ended`] for the results.
+//! (RFC 5042's Privileged Resource Manager). Handles are looked up among the session's own objects.
+//! The manager handles no control sockets, no message bytes and no protocol. The control thread
+//! calls [`Manager::request`] for a client's request, [`Manager::settle`] after other threads have
+//! reported, and [`Manager::poll_answer`] and [`Manager::poll_ended`] for the results.
 
 mod addresses;
 mod admin;
@@ -123,7 +123,7 @@ struct AllHandles {
     srqs: Handles,
 }
 
-/// A request that waits for the workers.
+/// An operation that waits for the workers.
 enum Pending {
     RegMr { session: SessionId, mr: MrId, stag: Stag },
     DeregMr { session: SessionId, mr: MrId },
@@ -237,7 +237,7 @@ impl Manager {
     }
 }
 
-/// Random numbers for one start of the daemon.
+/// Random numbers for one run of the daemon.
 pub struct Random {
     /// Given to clients in the arena header.
     pub generation: u64,

@@ -93,7 +93,7 @@ pub struct IssuedStag {
 }
 
 impl Stags {
-    /// Issues STags of `allocator`, which has issued none yet.
+    /// Issues STags from `allocator`, which has issued none yet.
     pub fn new(allocator: StagAllocator) -> Self {
         Stags(Arc::new(Mutex::new(allocator)))
     }
@@ -176,7 +176,7 @@ impl Drop for Doorbell {
     }
 }
 
-/// Number of handles below which a table does not shrink.
+/// Capacity up to which a table does not shrink.
 const MOST_SPARE: usize = 1024;
 
 #[cfg(test)]

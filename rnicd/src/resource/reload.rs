@@ -1,4 +1,4 @@
-//! Reload of the configuration. Keys that can change at run time do, others keep their value.
+//! Reload of the configuration. Keys that can change at run time do; others keep their values.
 //! Connections are not affected, and objects above a lowered limit stay.
 //!
 //! [`Reload::prepare`] does all work that grows with the file, on a thread that no client waits

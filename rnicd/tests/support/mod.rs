@@ -58,8 +58,7 @@ pub fn for_others(configuration: &str) -> Option<PrivateDaemon> {
     Some(daemon)
 }
 
-/// Connects as another user: ids belong to threads, and a socket keeps the ids from its
-/// connect.
+/// Connects as another user: IDs belong to threads, and a socket keeps those of its connect.
 pub fn connect_as(socket: &Path, user: u32, groups: &[u32]) -> Raw {
     std::thread::scope(|scope| {
         let connect = || {

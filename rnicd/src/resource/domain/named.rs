@@ -1,7 +1,7 @@
 //! Named protection domains: the only objects that several sessions share.
 //!
-//! A domain exists while any session uses it. Each session owns its regions and QPs in it.
-//! This module counts all of them, because the administrator limits the totals.
+//! A domain exists while any session uses it. Each session owns its regions and QPs in it. This
+//! module counts all of them, because the administrator limits the totals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl NamedPds {
         find(&self.0.lock(), name)
     }
 
-    /// Adds a session, under a new handle if the domain is not open yet.
+    /// Adds a session to a domain, which is opened if necessary.
     pub fn join(
         &self,
         rule: &NamedPd,

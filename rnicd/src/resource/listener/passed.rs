@@ -2,7 +2,7 @@
 //!
 //! The daemon's calls on such a socket never wait for data or buffer space, but the kernel
 //! serialises all calls on a socket. A client that sends from memory whose page faults it handles
-//! itself (a mapped file of its FUSE file system) can hold the socket lock for any time, and so
+//! itself (a mapped file of its FUSE file system) can hold the socket lock indefinitely, and so
 //! block the daemon's next call regardless of flags (observed with userfaultfd). So a client may
 //! pass sockets only if it could stop the daemon anyway, or if it has `sockets = true`.
 
@@ -50,8 +50,8 @@ impl Manager {
         session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
     }
 
-    /// Returns an error if too many descriptors of the user wait to be closed, because each is also
-    /// a descriptor of the daemon.
+    /// Returns an error if too many passed descriptors wait to be closed, because each is also a
+    /// descriptor of the daemon.
     pub fn may_pass(&self, user: u32, id: Option<SessionId>) -> Result<(), Refusal> {
         let Some(session) = id.and_then(|id| self.sessions.get(&id)) else { return Ok(()) };
         let rights = session.account.rights();
@@ -73,8 +73,7 @@ impl Manager {
         self.capacity.closing.max(1)
     }
 
-    /// Takes a passed socket. From here on only the reaper closes it, because a close may take
-    /// long.
+    /// Takes a passed socket. From here on only the reaper closes it, because a close may block.
     pub(in crate::resource) fn passed(
         &mut self,
         id: SessionId,

@@ -11,8 +11,8 @@ use crate::resource::policy::Rights;
 use crate::resource::session::Session;
 
 impl Manager {
-    /// Returns limits and their usage: of the device, of named domains, of users and of sessions,
-    /// or of one session and its user.
+    /// Returns a page of limits and usage: of the device, of named domains, of users and of
+    /// sessions, or of one session and its user.
     pub(in crate::resource) fn limit_rows(
         &self,
         own: Option<SessionId>,
@@ -104,7 +104,7 @@ impl Manager {
     }
 }
 
-/// Number of limits of a user without an account in the ledger.
+/// Number of a user's limits that the ledger does not track.
 const UNCOUNTED_OF_USER: usize = 2;
 
 fn user_scope(rights: &Rights) -> String {

@@ -1,4 +1,4 @@
-//! Queries of `rnicctl`: all users' objects for administrators, the session's own for others.
+//! Queries from `rnicctl`: all users' objects for administrators, the session's own for others.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Manager {
             version: VERSION.to_owned(),
             max_qps: count(Kind::Qps),
             max_wr_depth: limits.device.count(Kind::QueueDepth),
-            // The table limits them to 16 and 4096, so they fit.
+            // Configured values are at most 16 and 4096, so they fit.
             max_sge: limits.device.of(Kind::Sges) as u8,
             max_inline: limits.device.of(Kind::InlineBytes) as u16,
             max_cqs: count(Kind::Cqs),

@@ -31,7 +31,7 @@ impl Manager {
         Outcome::later()
     }
 
-    /// Replaces a region under the same handle and STag, after the old one is no longer used.
+    /// Replaces a region under the same handle and STag, once the old one is no longer used.
     pub(in crate::resource) fn rereg_mr(
         &mut self,
         id: SessionId,
@@ -123,7 +123,7 @@ impl Manager {
         self.pending.insert(ticket, Pending::RegMr { session, mr, stag });
     }
 
-    /// Revokes a region without bound windows in all workers, and waits for their copies.
+    /// Revokes a region without bound windows in all workers. The ticket waits for copies, too.
     fn withdraw(&mut self, id: SessionId, mr: MrId) -> Result<Ticket, Refusal> {
         let session = find(&mut self.sessions, id)?;
         let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;

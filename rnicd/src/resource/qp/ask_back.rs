@@ -1,6 +1,6 @@
 //! Verification of requests at `wired.port`, as the verifying and as the answering daemon.
 //!
-//! Any program of a host can connect from the host's address and claim to be any of its QPs. So
+//! Any program on a host can connect from the host's address and claim to be any of its QPs. So
 //! before it accepts a request, this daemon connects to `wired.port` at the source address and asks
 //! whether the daemon there made the attempt with the number in the request. Only the daemon that
 //! made the attempt and the daemon that received it know the number. A verification is not verified

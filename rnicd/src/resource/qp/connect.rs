@@ -136,7 +136,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Handles an event of the connection manager.
+    /// Handles an event from the connection manager.
     pub(in crate::resource) fn handle_cm_event(&mut self, event: CmEvent) {
         match event {
             CmEvent::Request {

@@ -179,7 +179,7 @@ mod tests {
         rendezvous.peer_changed(QpId(3));
         assert_eq!(rendezvous.next_dial(), Some(Time(0)));
         assert_eq!(rendezvous.pop_seeker(), Some(QpId(10)));
-        // It changes again and keeps its place in the order.
+        // QP 1 changes again and keeps its place in the order.
         rendezvous.peer_changed(QpId(1));
         assert_eq!(rendezvous.pop_seeker(), Some(QpId(30)));
         let rest: Vec<_> = std::iter::from_fn(|| rendezvous.pop_seeker()).collect();

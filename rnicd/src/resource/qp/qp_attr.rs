@@ -53,7 +53,7 @@ pub enum RcStream {
     /// Connecting to another daemon. `number` identifies the attempt until that daemon has verified
     /// it.
     Connecting { number: Option<u64> },
-    /// Accepting a request of another daemon.
+    /// Accepting a request from another daemon.
     Accepting,
     /// TCP connection to another daemon.
     Tcp,

@@ -213,7 +213,7 @@ impl Manager {
         let object = session.qp(qp)?;
         match phase {
             QpPhase::Bound(worker) => {
-                // Otherwise a copier could still write to buffers that the program already reuses.
+                // A copier may still write to buffers that the program reuses after the answer.
                 let copier = session.attached.as_ref().and_then(Attached::copier);
                 let ticket = self.workers.one_ticketed(worker, Command::Destroy(qp));
                 self.workers.await_copies(ticket, copier);
@@ -251,8 +251,8 @@ impl Manager {
 
     // --- Finding the peer --------------------------------------------------------------------
 
-    /// Links a QP with its peer if each is the other's peer, otherwise records the reason. Connects
-    /// to the peer's daemon if the two do not use the direct path.
+    /// Links a QP with its peer if the peer also specifies it, otherwise records the reason.
+    /// Connects to the peer's daemon if the two do not use the direct path.
     fn find_local_peer(&mut self, qp: QpId) {
         self.rendezvous.cancel_seek(qp);
         self.seek_on(qp);

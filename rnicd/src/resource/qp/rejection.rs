@@ -26,7 +26,7 @@ pub(super) enum Rejection {
     OtherType,
     /// The daemon at the sender's GID has not confirmed the request.
     NotConfirmed,
-    /// The request is for another daemon of this host.
+    /// The request is for another daemon on this host.
     OtherDaemon,
     Draining,
     /// The path MTUs of the two ends differ. The rejection contains neither.
@@ -99,7 +99,7 @@ impl Rejection {
                  able to reach it"
             }
             Rejection::OtherDaemon => {
-                "another daemon of this host has wired.port, so this daemon cannot reach its own \
+                "another daemon on this host has wired.port, so this daemon cannot reach its own \
                  queue pairs by TCP"
             }
             Rejection::Forbidden => {

@@ -186,9 +186,9 @@ impl Manager {
         self.rendezvous.cancel_seek(qp);
     }
 
-    // --- Requests of other daemons -----------------------------------------------------------
+    // --- Requests from other daemons ---------------------------------------------------------
 
-    /// Handles a request of another daemon.
+    /// Handles a request from another daemon.
     pub(in crate::resource) fn dialled(
         &mut self,
         request: RequestId,
@@ -443,8 +443,8 @@ fn answers_for_peer(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
         && (said.to_gid, said.to_qp) == (wiring.local, qp)
 }
 
-/// User ID that start-ups of other daemons are charged to. No process can have it, so they count
-/// against no user. Guessed STags are checked once the owner of the requested QP is known.
+/// User ID that start-ups of other daemons are charged to. No user should have it, so they count
+/// against none. Guessed STags are checked once the owner of the requested QP is known.
 const DAEMON_USER: u32 = u32::MAX - 1;
 /// Backlog of undecided requests: unlimited, because `limits.startups` and the limits of the owners
 /// of their QPs apply.
@@ -459,7 +459,7 @@ const SEEKERS_PER_CALL: usize = 4;
 /// Head start of the lower end before the higher end connects. It is at most half of the shortest
 /// retry time of a program, so that the reason is known before the program gives up.
 const HIGHER_END_DELAY: Duration = Duration::from_millis(500);
-/// Pause after the first failed attempt. It doubles after each further failure.
+/// Half of the pause after the first failed attempt. The pause doubles after each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum pause between attempts. The other end makes its own attempts in the meantime.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);

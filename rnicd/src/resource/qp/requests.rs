@@ -120,8 +120,7 @@ impl Manager {
                 let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
                 self.workers.one_ticketed(worker, abort)
             }
-            // A session has one request at a time, so none arrives during the destruction of the
-            // QP.
+            // A session has one request at a time, so none arrives while a QP is leaving.
             QpPhase::Leaving => return Outcome::done(),
         };
         self.answer_when_modified(id, ticket)
@@ -147,7 +146,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         match phase {
             QpPhase::Bound(worker) => {
-                // Otherwise a copier could still write to buffers that the program already reuses.
+                // A copier may still write to buffers that the program reuses after the answer.
                 let copier = session.attached.as_ref().and_then(Attached::copier);
                 let ticket = self.workers.one_ticketed(worker, Command::Destroy(qp));
                 self.workers.await_copies(ticket, copier);

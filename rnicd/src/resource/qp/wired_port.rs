@@ -78,15 +78,15 @@ impl Manager {
         self.wired_port.retry_at
     }
 
-    /// Retries to open the missing sockets if a retry is due.
+    /// Opens the missing sockets if a retry is due.
     pub fn retry_wired_port(&mut self, now: Time) {
         if self.wired_port.retry_at.is_some_and(|at| at <= now) {
             self.open_wired_port();
         }
     }
 
-    /// Returns an error if a peer is only reachable through this port and the daemon does not have
-    /// the port at the QP's own address. Another process would then answer for that GID.
+    /// Returns an error if the daemon does not have the port at the QP's own address, because
+    /// another process would answer for that GID.
     pub(super) fn check_wired_port(&mut self, own: IpAddr, peer: IpAddr) -> Result<(), Refusal> {
         if !self.has_port_at(own) {
             self.open_wired_port();

@@ -80,7 +80,7 @@ impl Manager {
         }
     }
 
-    /// Moves these QPs of a session to Error.
+    /// Moves matching QPs of a session to Error.
     pub(super) fn qps_to_error(&mut self, id: SessionId, which: impl Fn(&Qp) -> bool) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let qps = session.qps.iter().filter(|(_, qp)| which(qp)).map(|(id, _)| *id);

@@ -105,7 +105,7 @@ impl Manager {
             kind: "CQ".to_owned(),
             handle: cq.0,
             state: "dead".to_owned(),
-            needs: "a queue that has not overflowed and has valid indices".to_owned(),
+            needs: "an undamaged ring that has not overflowed".to_owned(),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Records of past events: diagnoses, notes, and counters of destroyed objects.
 //!
-//! Existing objects have their own counters and records. [`Reader`] decides which records a session
-//! may read.
+//! Existing objects have their own counters. [`Reader`] decides which records a session may read.
 
 mod notes;
 mod reader;

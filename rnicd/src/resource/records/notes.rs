@@ -1,4 +1,4 @@
-//! Notes of important events, for administrators: a fixed ring that no single user can fill.
+//! Notes of important events, for administrators: a bounded ring that no single user can fill.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::log::RateLimitedLog;
 /// Maximum length of a text in bytes. Longer ones are truncated.
 pub(super) const MAX_TEXT: usize = 500;
 
-/// Notes. New ones displace the oldest.
+/// Notes. A new one can displace the oldest note of the user with the most.
 pub struct Notes {
     /// Number of notes since the start.
     pub sequence: u64,

@@ -52,8 +52,7 @@ impl Reader {
     }
 }
 
-/// Readings of both clocks at one instant. Converts the time of a record to the wall-clock time
-/// that readers get.
+/// Monotonic and wall-clock time of one instant. Converts the time of a record to wall-clock time.
 #[derive(Clone, Copy)]
 pub struct ClockReading {
     now: Time,

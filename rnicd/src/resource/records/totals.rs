@@ -58,10 +58,8 @@ pub const METRICS: [Metric; 12] = [
         c.counters.reads_answered
     }),
     ("dropped_datagrams_total", "Datagrams received and dropped.", |c| c.counters.dropped),
-    ("terminates_sent_total", "Connections ended by a Terminate of this side.", |c| {
-        c.terminates_sent
-    }),
-    ("terminates_received_total", "Connections ended by a Terminate of the peer.", |c| {
+    ("terminates_sent_total", "Connections ended by sending a Terminate.", |c| c.terminates_sent),
+    ("terminates_received_total", "Connections ended by receiving a Terminate.", |c| {
         c.terminates_received
     }),
     ("refusals_total", "Requests refused.", |c| c.refusals),
