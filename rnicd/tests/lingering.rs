@@ -86,7 +86,7 @@ fn unexpected_sockets_delay_no_other_client() {
     assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
     assert_alive(&mut bystander, "one of many");
 
-    // In a packet after the one that ends the client, even if it is empty.
+    // The first packet ends the client, and the second one carries the socket.
     for (last, bytes) in [("a packet", b"x".as_slice()), ("an empty packet", b"")] {
         let raw = Raw::connect(&daemon.socket());
         let (stream, _other) = lingering();

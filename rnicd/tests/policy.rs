@@ -453,7 +453,7 @@ fn named_domain_is_shared_and_limited() {
     assert_eq!(a.refused(RequestBody::DeregMr { mr }), format!("no MR {mr} in this session"));
     let refusal = b.refused(RequestBody::ClosePd { pd });
     assert_eq!(refusal, format!("PD {pd} is in use by 1 MRs"));
-    // Opened twice, it must be closed twice.
+    // Opened twice, a domain must be closed twice.
     assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
     assert_eq!(b.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
     assert_eq!(b.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
@@ -533,7 +533,7 @@ fn administrator_disconnects_a_qp() {
     assert_eq!(refusal, "no QP 4711 in this session");
     assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
     assert_eq!(admin.call(RequestBody::AdminDisconnect { qp }), Ok(ReplyBody::Done));
-    // It is Idle again, as after any failed attempt.
+    // The QP is Idle again, as after any failed attempt.
     assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
 }
 
@@ -572,7 +572,7 @@ fn users_and_groups_have_rules_of_their_own() {
     let mut bob = open_as(&socket, 4712, &[1, 5000]);
     assert!(exhaust(&mut bob, "pds").starts_with("group.5000.session.pds = 2 reached"));
     let mut carol = open_as(&socket, 4713, &[6000]);
-    // The third user may not open the domain that the others share.
+    // The second user may not open the domain of the others.
     let e = open_pd(&mut bob, "shared").unwrap_err();
     assert_eq!(e, "not allowed by pd.shared: open protection domain \"shared\" as user 4712");
     assert!(open_pd(&mut carol, "shared").is_ok());

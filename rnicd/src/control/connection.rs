@@ -27,11 +27,11 @@ pub struct Connection {
     /// Current stage.
     pub stage: Stage,
     outbox: Outbox,
-    /// Its event channel, if it has a session.
+    /// Event channel of the session, if there is one.
     pub events: Option<Arc<EventSender>>,
     /// A packet may wait in the socket.
     pub readable: bool,
-    /// It is in the server's queue.
+    /// The client is in the server's queue.
     pub queued: bool,
 }
 
@@ -134,7 +134,7 @@ impl Connection {
         }
     }
 
-    /// Returns its session, if it has one.
+    /// Returns the client's session, if it has one.
     pub fn session(&self) -> Option<SessionId> {
         match self.stage {
             Stage::AwaitHello { .. } => None,

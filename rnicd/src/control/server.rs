@@ -113,7 +113,7 @@ struct LiveTree {
     tree: Tree,
     /// Time of the next update.
     due: Time,
-    /// It is up to date, and no worker has done anything since.
+    /// Up to date, and no worker has done anything since.
     is_still: bool,
 }
 

@@ -179,7 +179,7 @@ impl ControlSocket {
         Ok(())
     }
 
-    /// Returns true if this process can remove the path at its end, or does not have to.
+    /// Returns true if this process can remove the path on exit, or does not have to.
     pub fn can_be_removed(&self) -> bool {
         let Some(folder) = self.path.parent().filter(|_| self.lock.is_some()) else { return true };
         accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).is_ok()

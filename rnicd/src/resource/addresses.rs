@@ -1,4 +1,4 @@
-//! Addresses of this host that change while the daemon runs.
+//! Follows changes to the addresses of this host.
 
 use std::io;
 

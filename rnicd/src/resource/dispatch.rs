@@ -14,8 +14,8 @@ use crate::resource::qp::ConnectOver;
 use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
-    /// Carries out a request. `descriptor` was passed with it. Its type has been checked for a
-    /// shared buffer, but not for attached memory.
+    /// Carries out a request. `descriptor` was passed with it. Its kind has been checked, except
+    /// for attached memory.
     pub fn request(
         &mut self,
         id: SessionId,

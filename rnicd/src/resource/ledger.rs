@@ -338,8 +338,8 @@ impl Books {
         self.users.get(&uid).map_or(0, |account| account.used.of(kind))
     }
 
-    /// Returns a user's limit. If a lack of descriptors has lowered the device's QP limit, it is at
-    /// most half of that limit, unless the daemon runs as this user.
+    /// Returns a user's limit. For QPs, it is at most half of a device limit lowered for lack of
+    /// descriptors, unless the daemon runs as this user.
     fn user_limit(&self, rights: &Rights, kind: Kind) -> u64 {
         let configured = rights.user_limit(kind);
         match kind {
@@ -430,7 +430,7 @@ mod tests {
         Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// Returns the rules of a daemon that runs as [`OWN`], regardless of the user of the tests.
+    /// Returns the rules of a daemon that runs as [`OWN`], whatever user runs the tests.
     fn policy(config: &Config) -> Policy {
         Policy::for_system(config, Overflow { uid: 65_534, gid: 65_534 }, OWN)
     }

@@ -43,7 +43,7 @@ impl Clients {
         self.channels.remove(&cq);
     }
 
-    /// Sends an event to a session. If its socket is full, the event is sent later.
+    /// Sends an event to a session. If its socket is full, the event waits or is lost.
     pub(super) fn send_event(
         &self,
         session: SessionId,

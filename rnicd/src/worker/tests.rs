@@ -778,7 +778,7 @@ fn detaching_many_qps_does_not_delay_commands() {
     until("all are bound", || qps.iter().all(|qp| qp.shared.state() == QpState::Rts));
     let detach = rig.workers.detach_session(many.session);
     let after = rig.install(StagEntry { stag: Stag(0x5000), ..other.region() });
-    // Each has its own answer, in any order.
+    // Each ticket has its own answer, in any order.
     let mut done = Vec::new();
     while done.len() < 2 {
         match rig.workers.poll_done() {

@@ -47,7 +47,7 @@ impl Server {
         };
         let peer = match Peer::of(client.as_fd()) {
             Ok(peer) => peer,
-            // Its socket took the last descriptor, but watching its process needs another.
+            // The socket took the last descriptor, but watching the process needs another.
             Err(error) if is_exhausted(&error) => {
                 reject_client(client.as_fd(), rejection(HelloStatus::Resources));
                 self.reaper.close_client(NO_USER, client);
@@ -130,7 +130,7 @@ const NO_USER: u32 = u32::MAX;
 const MAX_PENDING_HELLOS: usize = 64;
 /// Maximum clients to accept before other work.
 const ACCEPTS: usize = 16;
-/// Wait for rejected clients to be closed.
+/// Pause while rejected clients are closed.
 const CLOSING_PAUSE: Duration = Duration::from_millis(1);
-/// Wait for free descriptors.
+/// Pause for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Tests of single steps of the control loop, which does not run here. The tests set the time.
+//! Tests of individual steps of the control loop, which does not run here. The tests set the time.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

@@ -16,7 +16,7 @@ pub type UseOfPd = Use<AtomicU32>;
 /// A session's use of a protection domain.
 #[derive(Debug)]
 pub struct Pd {
-    /// Number of times a named domain was opened again.
+    /// Further opens of a named domain, not yet closed.
     pub reopened: u32,
     pub mrs: Users,
     pub qps: Users,

@@ -44,10 +44,10 @@ impl Manager {
             .sample(&[], self.config.limits.device.of(Kind::Sessions));
         page.metric("connections_in_startup", MetricKind::Gauge, "Connections in MPA start-up.")
             .sample(&[], self.cm.in_startup() as u64);
-        let ended = "Sessions ended for misbehaviour.";
+        let ended = "Clients ended for misbehaviour.";
         page.metric("sessions_ended_total", MetricKind::Counter, ended)
             .sample(&[], self.records.misbehaved);
-        page.metric("events_total", MetricKind::Counter, "Recorded events.")
+        page.metric("events_total", MetricKind::Counter, "Important events.")
             .sample(&[], self.records.notes.sequence);
         page.metric("diagnoses_total", MetricKind::Counter, "Recorded failures.")
             .sample(&[], self.records.diagnoses.made());

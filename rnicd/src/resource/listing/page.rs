@@ -1,5 +1,5 @@
-//! Pages of lists. The cost of a page depends only on its own rows: it starts at a key that the
-//! previous page returned, and skips earlier objects without visiting them.
+//! Pages of lists. A page starts at the key that the previous page returned, and skips earlier
+//! objects without visiting them.
 
 use std::collections::BTreeMap;
 

@@ -25,7 +25,7 @@ impl Manager {
         let roce = Port {
             name: wired.name.clone(),
             roce: true,
-            // The client library derives this GUID in the same way.
+            // The verbs library derives this GUID in the same way.
             guid: guid ^ 1,
             vendor_id: wired.vendor_id,
             part_id: wired.vendor_part_id,

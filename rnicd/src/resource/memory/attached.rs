@@ -57,7 +57,7 @@ impl Attached {
     }
 }
 
-/// Returns the memory of a new region at this address of the client.
+/// Returns the memory of a new region at an address of the client.
 pub fn attached_memory(
     attached: Option<&Attached>,
     address: u64,

@@ -50,7 +50,7 @@ pub struct Region {
     pub length: u64,
     pub access: Access,
     pub scope: Scope,
-    /// Windows bound to it, counted by the workers.
+    /// Bound windows, counted by the workers.
     pub windows: Arc<WindowCount>,
     /// Membership in a named domain.
     pub membership: Option<Membership>,
@@ -65,7 +65,7 @@ pub struct NextRegion {
 
 pub struct MemoryWindow {
     pub window: Arc<Window>,
-    /// The STag that it was created with.
+    /// The window's initial STag.
     _issued: IssuedStag,
     _pd: UseOfPd,
     _handle: Handle,

@@ -107,7 +107,7 @@ impl Manager {
 }
 
 impl SharedBuffer {
-    /// Sets its memory. `F_GET_SEALS` has succeeded on the descriptor, so it is safe to use.
+    /// Sets the memory. `F_GET_SEALS` has succeeded on the descriptor, so it is safe to use.
     fn fill(&mut self, memfd: Passed) -> Result<(), Refusal> {
         if self.mapping.is_some() {
             return Err(refuse::invalid("shared buffer", "already has memory"));

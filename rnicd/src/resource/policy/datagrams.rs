@@ -14,9 +14,9 @@ use crate::config::AddressRule;
 pub struct DatagramPolicy {
     /// UDP port at both ends.
     port: u16,
-    /// Addresses to send from and receive at. `None` if there are no such rules.
+    /// Addresses to send from and receive at. `None` without `[[listen]]` rules.
     listen: Option<Arc<[AddressRule]>>,
-    /// Addresses to send to. `None` if there are no such rules.
+    /// Addresses to send to. `None` without `[[connect]]` rules.
     connect: Option<Arc<[AddressRule]>>,
     /// Addresses of this host or its links are allowed.
     host: bool,

@@ -136,8 +136,8 @@ impl Policy {
         }
     }
 
-    /// Returns the rights of a client. For each key, the rule of its user takes precedence, then
-    /// the first rule that matches one of its groups, then the default.
+    /// Returns the rights of a client. For each key, the rule for the client's user takes
+    /// precedence, then the first rule for one of its groups, then the default.
     pub fn rights(&self, who: &Identity) -> Arc<Rights> {
         let known = self.overflow.known(who);
         let (user, group) = self.overrides(known.as_ref());

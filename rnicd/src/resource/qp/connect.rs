@@ -371,7 +371,7 @@ impl Manager {
         Reads::charge(account, ird, ord, most_ird, most_ord)
     }
 
-    /// Credits the charge for the Reads of a QP that has no connection any more.
+    /// Credits the charge for the Reads of a QP that no longer has a connection.
     pub(in crate::resource) fn release_reads(&mut self, qp: QpId) {
         if let Some((_, object)) = self.qp_of(qp) {
             object.reads = None;

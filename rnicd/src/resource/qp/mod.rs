@@ -49,7 +49,7 @@ pub struct Qp {
     pub datagrams: Option<UdAttr>,
     /// `None` until connected.
     pub connection: Option<Connection>,
-    /// Charge for the Reads of its connection.
+    /// Charge for the Reads of the connection.
     pub reads: Option<Reads>,
     /// Membership in a named domain.
     pub membership: Option<Membership>,

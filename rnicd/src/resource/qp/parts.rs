@@ -63,7 +63,7 @@ impl QpParts {
         }))
     }
 
-    /// Returns the locations of its queues.
+    /// Returns the locations of the queues.
     pub fn locations(&self) -> (QueueLocation, Option<QueueLocation>) {
         (self.sq.location(), self.rq.as_ref().map(QueuePlace::location))
     }

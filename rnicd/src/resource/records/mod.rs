@@ -20,7 +20,7 @@ pub use totals::{Counters, METRICS, Totals, USERS};
 pub struct Records {
     /// Requests refused since the daemon started.
     pub refusals: u64,
-    /// Sessions ended for misbehaviour.
+    /// Clients ended for misbehaviour, with or without a session.
     pub misbehaved: u64,
     /// Counters of destroyed objects.
     pub past: Totals,

@@ -13,7 +13,7 @@ pub(super) const MAX_TEXT: usize = 500;
 
 /// Notes. A new one can displace the oldest note of the user with the most.
 pub struct Notes {
-    /// Number of notes since the start.
+    /// Number of notes since the start, dropped ones included.
     pub sequence: u64,
     pub(super) records: Records<Option<u32>, Note>,
     pub(super) ring: FairRing<Option<u32>, u64>,

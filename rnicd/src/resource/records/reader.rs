@@ -41,12 +41,12 @@ impl Reader {
         }
     }
 
-    /// Returns the owner of the records that it may read.
+    /// Returns the filter for the records that the session may read.
     pub fn whose(self) -> OwnerFilter {
         if self.admin { OwnerFilter::All } else { OwnerFilter::Of(self.account) }
     }
 
-    /// Returns the only session that it may list objects of, or `None` for all sessions.
+    /// Returns the only session whose objects it may list, or `None` for all sessions.
     pub fn own(self) -> Option<SessionId> {
         (!self.admin).then_some(self.session)
     }

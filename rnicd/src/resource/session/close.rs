@@ -4,9 +4,9 @@
 //!    contains it.
 //! 2. Its listeners close, and its undecided requests and half-open connections end.
 //! 3. One command makes every worker stop the session's QPs, so that they answer nothing more,
-//!    remove its STags, end its QPs without completions (Terminate if the stream is at a boundary,
-//!    then reset), and drop its doorbells and its copy queue. Jobs in that queue fail. A peer sees
-//!    a closed connection and no access error, because no QP answers after its STags are removed.
+//!    remove its STags, destroy its QPs without completions, and drop its doorbells and its copy
+//!    queue. Jobs in that queue fail. A peer sees a closed connection and no access error, because
+//!    no QP answers after its STags are removed.
 //! 4. When all workers have acknowledged the command, nothing refers to the session's memory, and
 //!    its tables go to the reaper.
 //! 5. For each object that the reaper drops, its mappings and descriptors are released first, then

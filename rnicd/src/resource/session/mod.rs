@@ -68,14 +68,14 @@ pub struct Client {
 }
 
 impl Client {
-    /// Returns true if workers may access its attached memory. The client can stall such accesses,
-    /// so it must be able to stop the daemon anyway, or be trusted by the administrator.
+    /// Returns true if workers may access the client's attached memory. The client can stall such
+    /// accesses, so it must be able to stop the daemon anyway, or be trusted by the administrator.
     pub fn is_trusted(&self) -> bool {
         self.rights.trusted || self.could_stop_the_daemon()
     }
 
-    /// Returns true if threads that serve other clients may use its TCP sockets, on which it can
-    /// make them wait.
+    /// Returns true if threads that serve other clients may use TCP sockets of this client, which
+    /// can make them wait.
     pub fn may_pass_sockets(&self) -> bool {
         self.rights.sockets || self.could_stop_the_daemon()
     }
