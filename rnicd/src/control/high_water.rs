@@ -40,7 +40,7 @@ impl HighWater {
     }
 }
 
-/// Minimum number of objects that must have gone.
+/// Number of objects that must have gone.
 const BURST: u64 = 256;
 /// Delay, during which the last objects are dropped. Bursts within this time count as one.
 const PAUSE: Duration = Duration::from_secs(2);

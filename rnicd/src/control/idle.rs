@@ -24,7 +24,7 @@ impl Idle {
         self.most
     }
 
-    /// Returns the deadline, unless there is a client or the daemon already ends.
+    /// Returns the deadline, unless there is a client or the daemon is ending.
     pub(super) fn deadline(&self) -> Option<Time> {
         let since = self.since.filter(|_| !self.ending)?;
         Some(since.after(self.most))

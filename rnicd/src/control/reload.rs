@@ -26,7 +26,7 @@ pub(super) struct Reloader {
     orders: Sender<Order>,
     checked: Receiver<Result<Box<Reload>, String>>,
     stage: Stage,
-    /// A SIGHUP has arrived since the file was last opened.
+    /// A SIGHUP has arrived since the last reload began.
     again: bool,
 }
 

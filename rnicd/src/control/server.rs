@@ -87,7 +87,7 @@ pub struct Server {
     served: Duration,
     /// Connections that have not sent their Hello.
     pending_hellos: PendingHellos,
-    /// Time of the next accept after descriptors ran out.
+    /// Time of the next accept that no event announces.
     accept_again: Option<Time>,
     /// Clients with pending packets that need another attempt, and the time of that attempt.
     retry_clients: BTreeSet<usize>,

@@ -292,8 +292,8 @@ fn take_lock(path: &Path, lock_path: &Path) -> Result<File, SocketError> {
             }
             Err(error) => return Err(system("cannot lock", lock_path)(error.into())),
         }
-        // The previous owner removes the file before it releases the lock. In that case this lock
-        // is on a removed file, which no other daemon can find.
+        // The previous owner removes the file before it releases the lock, so this lock may be on a
+        // removed file, which no other daemon can find.
         let held = lock.metadata().map_err(system("cannot look at lock file", lock_path))?;
         let there = std::fs::symlink_metadata(lock_path);
         if there.is_ok_and(|there| held.dev() == there.dev() && held.ino() == there.ino()) {
@@ -351,7 +351,7 @@ fn listen(path: &Path, control: &Control) -> Result<OwnedFd, SocketError> {
     Ok(socket)
 }
 
-/// Sets mode and group of the socket at `path`. The umask may have cleared bits of the mode.
+/// Sets the mode and group of the socket at `path`. The umask may have cleared bits of the mode.
 fn open_to_clients(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
     let there = hold(path)?;
     if group.is_some() {

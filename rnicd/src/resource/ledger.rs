@@ -70,7 +70,7 @@ struct Books {
 pub struct UserAccount {
     /// Sum over the user's sessions.
     pub used: Amounts,
-    /// Rights at the user's first charge, or since the last [`Account::set_rights`].
+    /// Rights from the user's first charge or the last [`Account::set_rights`].
     pub rights: Arc<Rights>,
 }
 

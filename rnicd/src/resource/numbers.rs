@@ -119,8 +119,8 @@ impl Drop for IssuedStag {
     }
 }
 
-/// Doorbell indices of one session. The lowest free index is used first, so that few lines of the
-/// page are in use.
+/// Doorbell indices of one session. The lowest free index is used first, so that few cache lines of
+/// the page are in use.
 #[derive(Clone, Debug, Default)]
 pub struct Doorbells(Arc<Mutex<Indices>>);
 

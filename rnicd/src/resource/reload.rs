@@ -88,7 +88,7 @@ impl Manager {
         }
     }
 
-    /// Updates the rights of this session to the configuration in force.
+    /// Updates the rights of this session, if they are outdated.
     pub(super) fn renew_outdated(&mut self, id: SessionId) {
         if self.outdated.remove(&id) {
             self.renew_rights_of(id);

@@ -19,7 +19,7 @@ use socket2::SockRef;
 use crate::events::{ChannelSender, EventSender, Sent};
 use crate::socket::Socket;
 
-/// The worker's own waker.
+/// Token of the worker's waker.
 pub(super) const WAKER: Token = Token(usize::MAX);
 
 /// A polled object.

@@ -11,10 +11,10 @@ impl Server {
     /// A client that connects at this time must be served or refused; it must not be accepted and
     /// then disconnected. So the listening socket is shut down first. From then on the kernel
     /// refuses new clients, as with the socket of a daemon that has exited. Clients that connected
-    /// before are still in the queue and are accepted next. Only then are path and lock removed, so
-    /// that another daemon can start. Clients from the queue are served for as long as they like,
-    /// and the daemon ends after them. A check of the queue before the shutdown would lose clients
-    /// that connect after the check.
+    /// before are still in the queue and are accepted next. Only then are the path and lock
+    /// removed, so that another daemon can start. Clients from the queue are served for as long as
+    /// they like, and the daemon ends after them. A check of the queue before the shutdown would
+    /// lose clients that connect after the check.
     pub(super) fn handle_idleness(&mut self, now: Time) {
         let has_clients = self.has_clients();
         let Some(idle) = self.idle.as_mut().filter(|_| self.stopping.is_none()) else { return };

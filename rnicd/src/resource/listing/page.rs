@@ -56,7 +56,7 @@ pub fn count<'a, K: 'a, V: 'a>(
 #[derive(Debug, PartialEq, Eq)]
 pub struct Page<R> {
     rows: Vec<R>,
-    /// Number of rows of all pages.
+    /// Number of rows on all pages.
     total: u32,
     /// Key of the next page, or 0 if there is none.
     next: u64,

@@ -204,11 +204,11 @@ impl Policy {
         self.check("connect", "connect to", &self.connect, who, address, |r| r.covers(address))
     }
 
-    /// Returns an error if the client is in another network namespace and the address is on the
-    /// daemon's host. Services there rely on being unreachable from elsewhere, and some answer any
-    /// request (a cloud's metadata at 169.254.169.254). Without this check, a client in a namespace
-    /// without interfaces could reach them through the daemon. A wildcard includes the loopback.
-    /// `verb` is the operation in the error text.
+    /// Returns an error if a client in another network namespace uses a local address (see
+    /// `stays_on_host`) without `host_loopback`. Services there rely on being unreachable from
+    /// elsewhere, and some answer any request (a cloud's metadata at 169.254.169.254). Without this
+    /// check, a client in a namespace without interfaces could reach them through the daemon. A
+    /// wildcard includes the loopback. `verb` is the operation in the error text.
     pub fn may_reach(
         &self,
         who: &Identity,

@@ -86,7 +86,7 @@ impl Manager {
     }
 
     /// Returns an error if the daemon does not have the port at the QP's own address, because
-    /// another process would answer for that GID.
+    /// another process may answer for that GID.
     pub(super) fn check_wired_port(&mut self, own: IpAddr, peer: IpAddr) -> Result<(), Refusal> {
         if !self.has_port_at(own) {
             self.open_wired_port();

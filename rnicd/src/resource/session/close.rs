@@ -2,7 +2,7 @@
 //!
 //! 1. The session is removed from the table: its requests are no longer carried out, and no list
 //!    contains it.
-//! 2. Its listeners close, and its undecided requests and half-open connections end.
+//! 2. Its listeners close, and its undecided requests and connections in start-up end.
 //! 3. One command makes every worker stop the session's QPs, so that they answer nothing more,
 //!    remove its STags, destroy its QPs without completions, and drop its doorbells and its copy
 //!    queue. Jobs in that queue fail. A peer sees a closed connection and no access error, because
