@@ -7,8 +7,8 @@
 
 use crate::types::{AtomicOperation, CompletionOpcode, CompletionStatus, Gid, numbered};
 
-/// Size of a queue header in bytes: five cache lines, of which each has one writer, except the flag
-/// line of a copy queue.
+/// Size of a queue header in bytes: five cache lines, each with one writer except the flag line of
+/// a copy queue.
 pub const QUEUE_HEADER_LEN: usize = 320;
 /// Size of a cache line in bytes. Words of different writers are on different lines.
 pub const CACHE_LINE: usize = 64;
@@ -75,7 +75,7 @@ pub enum QueueKind {
     Copies = 5,
 }
 
-/// Shape of a queue, fixed at its creation.
+/// Shape of a queue. Only a move changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct QueueShape {
     /// Number of entries; a power of two, at most 2^24.
@@ -284,7 +284,7 @@ impl SendOpcode {
         }
     }
 
-    /// Returns opcode and parameters of an atomic operation.
+    /// Returns an atomic operation's opcode and parameters.
     pub fn of_operation(operation: AtomicOperation) -> (SendOpcode, [u64; 4]) {
         match operation {
             AtomicOperation::FetchAdd { add, boundaries } => {

@@ -35,7 +35,7 @@ pub fn emit(datagram: &Datagram, data: usize) -> [u8; LEN] {
     bytes
 }
 
-/// Returns source and destination GID of a GRH; `None` if it holds neither an IPv4 nor an IPv6
+/// Returns a GRH's source and destination GID; `None` if it holds neither an IPv4 nor an IPv6
 /// header.
 pub fn parse(bytes: &[u8; LEN]) -> Option<(Gid, Gid)> {
     let ipv4 = &bytes[IPV4_AT..];

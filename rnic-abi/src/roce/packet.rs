@@ -24,7 +24,7 @@ pub const MAX_LEN: usize = HEADERS + IMMEDIATE + MAX_DATA + icrc::LEN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketFault {
     /// Too short for headers and ICRC, or too long for a datagram.
-    #[error("{0} bytes are not a valid length of a datagram packet")]
+    #[error("{0} bytes is not a valid datagram packet length")]
     Length(usize),
     /// A different transport, opcode or header version.
     #[error("not a UD SEND Only packet with header version 0 (opcode {0:#04x})")]
@@ -127,7 +127,7 @@ pub fn parse(
     Ok((datagram, data))
 }
 
-/// Returns source and destination address of the UDP packet.
+/// Returns the UDP packet's source and destination.
 fn route(datagram: &Datagram, from_port: u16, to_port: u16) -> [SocketAddr; 2] {
     let from = SocketAddr::new(datagram.from.address(), from_port);
     [from, SocketAddr::new(datagram.to.address(), to_port)]

@@ -18,7 +18,7 @@ pub struct TerminateCode {
 }
 
 impl TerminateCode {
-    /// Returns layer, type and code as the RFCs write them: `1/2/02`.
+    /// Returns the code as the RFCs write it: `1/2/02`.
     #[must_use]
     pub fn number(self) -> String {
         format!("{:x}/{:x}/{:02x}", self.layer, self.etype, self.code)

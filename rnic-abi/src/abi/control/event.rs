@@ -24,7 +24,7 @@ pub enum Event {
         /// Outbound reads requested by the peer, which our IRD should cover; `None` if not
         /// negotiated.
         peer_ord: Option<u16>,
-        /// MPA revision of the request; 0 also if it is for a UD QP.
+        /// MPA revision of the request; 0 for UD or an RDMAC peer.
         revision: u8,
         /// True if the peer requests the peer-to-peer model.
         peer_to_peer: bool,
@@ -210,7 +210,7 @@ pub enum Event {
         /// The QP's context.
         context: u64,
     },
-    /// A request of the peer is invalid or too long (`IBV_EVENT_QP_REQ_ERR`).
+    /// A peer's request is invalid or too long (`IBV_EVENT_QP_REQ_ERR`).
     RequestError {
         /// The RC QP that refused the request, now in Error.
         qp: QpId,

@@ -13,7 +13,7 @@ pub struct StatusInfo {
     pub version: String,
     /// Name of the device, `device.name` of the configuration.
     pub device: String,
-    /// Process id of the daemon.
+    /// Process ID of the daemon.
     pub pid: u32,
     /// Seconds since the daemon started.
     pub uptime_s: u64,
@@ -208,7 +208,7 @@ pub struct MrRow {
     pub buffer: Option<SharedBufferId>,
     /// Address of the first byte in SGEs and remote offsets; 0 if zero-based.
     pub iova: u64,
-    /// Bytes of the region, at least 1.
+    /// Length of the region in bytes.
     pub length: u64,
     /// Access rights of local requests and of peers.
     pub access: Access,
@@ -228,7 +228,7 @@ pub struct ListenerRow {
     pub address: SocketAddr,
     /// Backlog; 0 if bound without listening.
     pub backlog: u32,
-    /// Undecided connection requests.
+    /// Pending connection requests.
     pub pending: u32,
     /// Requests accepted since it was bound.
     pub accepted: u64,
@@ -308,7 +308,7 @@ pub struct LimitRow {
     pub used: u64,
 }
 
-/// Reason of a refusal or failure.
+/// Cause of a refusal or failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// Number of the record, never reused while the daemon runs.

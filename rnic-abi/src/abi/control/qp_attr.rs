@@ -9,7 +9,7 @@ use crate::types::*;
 pub enum QpChange {
     /// RC or UC QP from Idle to Rtr.
     ReadyToReceive(Wiring),
-    /// To Rts from Rtr or Sqd. In Rts: changes its attributes.
+    /// To Rts from Rtr, Sqd or Sqe. In Rts: changes its attributes.
     ReadyToSend(Sending),
     /// To Sqd from Rts. The QP completes the requests it has started, then reports
     /// [`SendQueueDrained`](super::Event::SendQueueDrained).

@@ -53,7 +53,7 @@ pub enum ReplyBody {
         /// Handle of the domain.
         pd: PdId,
     },
-    /// A shared buffer was mapped.
+    /// A new shared buffer.
     SharedBuffer {
         /// Handle of the shared buffer.
         buffer: SharedBufferId,
@@ -147,7 +147,7 @@ pub struct DeviceAttributes {
     pub name: String,
     /// Version of the daemon.
     pub version: String,
-    /// Maximum queue pairs of this session: the minimum of session, user and device limit.
+    /// Maximum queue pairs of this session: the lowest session, user or device limit.
     pub max_qps: u32,
     /// Maximum outstanding requests per queue.
     pub max_wr_depth: u32,
@@ -186,7 +186,7 @@ pub struct DeviceAttributes {
     pub guid: u64,
     /// Maximum receives per shared receive queue.
     pub max_srq_wr: u32,
-    /// Maximum undecided connection requests per listener.
+    /// Maximum pending connection requests per listener.
     pub max_backlog: u32,
     /// Name of the RoCE device.
     pub wired_name: String,

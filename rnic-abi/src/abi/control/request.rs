@@ -19,7 +19,7 @@ pub struct Request {
 /// Operation of a request. Handles refer to objects of the client's own session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// Returns identity and limits of the device. Reply:
+    /// Returns the device's identity and limits. Reply:
     /// [`ReplyBody::Device`](super::ReplyBody::Device).
     QueryDevice,
     /// Opens a protection domain, private or configured by the administrator. Reply: `Pd`.
@@ -84,7 +84,7 @@ pub enum RequestBody {
         /// The QP, of this session, in any state.
         qp: QpId,
     },
-    /// Returns state and counters of a QP. Reply: `QpInfo`.
+    /// Returns a QP's state and counters. Reply: `QpInfo`.
     QueryQp {
         /// The QP, of this session.
         qp: QpId,
@@ -103,10 +103,10 @@ pub enum RequestBody {
     Listen {
         /// The bound address, from the reply to `Bind`.
         listener: ListenerId,
-        /// Maximum number of undecided connection requests.
+        /// Maximum number of pending connection requests.
         backlog: u32,
     },
-    /// Closes a bound address and rejects its undecided connection requests. Reply: `Done`.
+    /// Closes a bound address and rejects its pending connection requests. Reply: `Done`.
     CloseListener {
         /// The bound address, listening or not.
         listener: ListenerId,
@@ -205,7 +205,7 @@ pub enum RequestBody {
         /// Number of receives; 0 disarms.
         limit: u32,
     },
-    /// Returns state and counters of a shared receive queue. Reply: `SrqInfo`.
+    /// Returns the SRQ's state and counters. Reply: `SrqInfo`.
     QuerySrq {
         /// The shared receive queue, of this session.
         srq: SrqId,
@@ -323,7 +323,7 @@ pub enum RequestBody {
 }
 
 impl RequestBody {
-    /// Returns the properties of the operation, one line for each.
+    /// Returns the properties of the operation.
     pub fn info(&self) -> RequestInfo {
         use DescriptorKind::*;
         use RequestBody as R;
@@ -408,8 +408,8 @@ pub struct RequestInfo {
 /// Effect of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Only reads, or is for administrators only. A session that sends no other requests is not
-    /// recorded as an event.
+    /// Reads no named object, or is for administrators. A session that sends no other requests is
+    /// not recorded as an event.
     Query,
     /// Creates an object or a connection. A draining daemon refuses it.
     Create,
@@ -510,7 +510,7 @@ pub struct MrRequest {
     pub pd: PdId,
     /// Memory of the region.
     pub source: MrSource,
-    /// Length in bytes, at least 1.
+    /// Length in bytes; may be 0.
     pub length: u64,
     /// Address of the first byte in SGEs and remote offsets; 0 if zero-based.
     pub iova: u64,
