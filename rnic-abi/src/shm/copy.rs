@@ -225,7 +225,7 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
 /// `from` must be valid for reading and `to` for writing `len` bytes, both in private or in shared
 /// memory to which no other part of this process holds an exclusive reference.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the word was widened from as many bytes")]
+#[expect(clippy::cast_possible_truncation, reason = "widened from that many bytes")]
 unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
     let tail = tail_len(to, len);
     let head = len - tail;
@@ -374,8 +374,7 @@ mod tests {
     //= 7306-5-2
     //= 7306-5.3-1
     //= 7306-5.4-2
-    /// The accesses use different mappings of the memory, and atomic accesses other than a peer's
-    /// operations occur, too.
+    /// Uses two mappings of the memory, and atomic accesses other than a peer's operations.
     #[test]
     fn word_updates_are_atomic() {
         const TIMES: u64 = 20_000;

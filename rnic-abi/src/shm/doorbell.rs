@@ -32,12 +32,12 @@ impl DoorbellRinger {
     /// write to the worker's eventfd.
     ///
     /// Pairs with [`DoorbellScanner::prepare_sleep`]. Here: set leaf and summary bits, fence, load
-    /// `engine_sleeps`. There: set `engine_sleeps`, fence, load the summary. One of the fences is
-    /// first. If this one, the worker finds the summary bit and stays awake. If the other, this
-    /// call sees that the worker sleeps. Also pairs with [`DoorbellScanner::scan`], which clears
-    /// the summary before the leaf, and the leaf before it reads any producer index: a bit that is
-    /// set too late for one of these reads is found by the next scan. If several threads ring, only
-    /// one of them clears `engine_sleeps` and writes to the eventfd.
+    /// `engine_sleeps`. There: set `engine_sleeps`, fence, load the summary. If this fence is
+    /// first, the worker finds the summary bit and stays awake. Otherwise this call sees that the
+    /// worker sleeps. Also pairs with [`DoorbellScanner::scan`], which clears the summary before
+    /// the leaf, and the leaf before it reads any producer index: a bit that is set too late for
+    /// one of these reads is found by the next scan. If several threads ring, only one of them
+    /// clears `engine_sleeps` and writes to the eventfd.
     #[inline]
     #[must_use = "a worker that sleeps needs its eventfd written"]
     pub fn ring(&self, index: u32) -> bool {
@@ -198,7 +198,7 @@ mod tests {
         }
         let mut rung = scan(&mut scanner);
         assert_eq!(rung.len(), LINES_PER_SCAN);
-        assert!(!scanner.prepare_sleep(), "lines are left");
+        assert!(!scanner.prepare_sleep(), "lines remain");
         assert!(!ringer.ring(0), "a line that was visited comes after those that were not");
         while rung.len() < indices.len() {
             rung.extend(scan(&mut scanner));
@@ -209,7 +209,7 @@ mod tests {
         arena.fill(doorbell_offset(1), PAGE, 0xFF).expect("in range");
         for index in 0..62 * 8 {
             let word: Vec<u32> = (index * 64..index * 64 + 64).collect();
-            assert_eq!(scan(&mut scanner), word, "a word is enough, and the next comes next");
+            assert_eq!(scan(&mut scanner), word, "each scan takes one word, in order");
             assert_eq!(scanner.prepare_sleep(), index == 62 * 8 - 1);
         }
     }
@@ -227,7 +227,7 @@ mod tests {
     fn exactly_one_ring_wakes_a_worker() {
         let (ringer, mut scanner, _arena) = pair();
         assert!(!ringer.ring(9));
-        assert!(!scanner.prepare_sleep(), "rung before");
+        assert!(!scanner.prepare_sleep(), "rung already");
         assert_eq!(scan(&mut scanner), [9]);
         assert!(scanner.prepare_sleep());
         assert!(ringer.ring(10));

@@ -2,12 +2,12 @@
 //! alive.
 //!
 //! A client can make a page of its memory unusable at any instant (by truncating the file), even
-//! during a copy of the daemon; so can a memory failure. The kernel then sends `SIGBUS` or
+//! during a copy by the daemon; so can a memory failure. The kernel then sends `SIGBUS` or
 //! `SIGSEGV` to the thread that accessed the page. The handler looks the address up in a fixed
 //! table of mapped ranges. If it finds a range, it marks the range poisoned, maps an anonymous zero
 //! page over the missing one and returns. The copy then runs to its end, and its caller checks the
 //! mark and discards the result. If there is no such range, the signal takes its default action:
-//! the fault is a bug of the daemon.
+//! the fault is a bug in the daemon.
 //!
 //! The table is a process-wide static. It consists of atomics and has no lock, and for a range that
 //! it finds the handler makes one system call, `mmap`.
@@ -250,7 +250,7 @@ mod tests {
         let mut bytes = vec![1; LEN];
         assert_eq!(buffer.read(0, &mut bytes), Err(CopyFault::Poisoned));
         assert_eq!(bytes[..4096], [7; 4096]);
-        assert_eq!(bytes[4096..], [0; LEN - 4096], "zero pages lie where pages are gone");
+        assert_eq!(bytes[4096..], [0; LEN - 4096], "zero pages replace missing ones");
         assert!(buffer.is_poisoned());
         assert!(!other.is_poisoned());
         assert_eq!(other.read(0, &mut bytes), Ok(()));
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(hit((1 << 40) + 1), None);
     }
 
-    /// Allocates a table in place: its two megabytes are too large for a test's stack.
+    /// Allocates a table in place: its 1.5 MiB may be too large for a test's stack.
     fn heap_table() -> Box<Table> {
         let mut table = Box::<Table>::new_uninit();
         // SAFETY: `Table::new` is all zeros except for `page`, zeros are valid for all its atomics,

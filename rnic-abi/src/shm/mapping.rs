@@ -47,8 +47,7 @@ unsafe impl Sync for Pages {}
 
 impl Mapping {
     /// Creates an arena of zeroed memory. All of it is allocated now and not at the first access,
-    /// so a machine without free memory fails here. Its size cannot change later. Called by the
-    /// daemon.
+    /// so lack of memory is reported here. Its size cannot change later. Called by the daemon.
     pub fn create_arena(name: &str, len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
         let fd = memfd(name)?;
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, nonzero(len)?)?;
@@ -171,7 +170,7 @@ impl Mapping {
         self.registration.is_poisoned()
     }
 
-    /// Returns the start address in this process. Used by a client that registers by its addresses.
+    /// Returns the start address in this process. Used by clients that register by address.
     #[inline]
     pub fn address(&self) -> u64 {
         self.pages.base.as_ptr() as u64

@@ -118,7 +118,7 @@ pub fn check_copies() -> std::io::Result<()> {
     if read == 8 && write() == 8 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Wakes one thread, of any process, that waits for the word. Does not wake all of them, because a
+/// Wakes one thread, of any process, that waits on the word. Does not wake all of them, because a
 /// client could make any number wait.
 #[cfg(not(loom))]
 pub(super) fn futex_wake(word: &AtomicU32) {

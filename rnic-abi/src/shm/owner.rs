@@ -2,7 +2,7 @@
 //!
 //! Sockets that a child inherits belong to its parent, and the parent's queues are not even mapped
 //! in it (`MADV_DONTFORK`). Asking the kernel for the process ID at each use costs more than the
-//! use itself. Instead this module maps a page that the kernel replaces by an empty one in a child
+//! use itself. Instead this module maps a page that the kernel zeroes in a child
 //! (`MADV_WIPEONFORK`, Linux 4.14), however the child was created: even by clone(2), which runs no
 //! fork handlers. The page contains a number, which each [`Owner`] stores too. A child finds 0 and
 //! takes a number that none of its ancestors had, before it can own anything.

@@ -26,7 +26,7 @@ impl Parker {
     /// Pairs with [`is_parked`](Self::is_parked). Here: store `parked`, fence, check for commands.
     /// There: push the command, fence, load `parked`. The two SeqCst fences have a single order. If
     /// this one is first, the control thread sees `parked`. If the other is first, `idle` sees the
-    /// command. Both cannot miss.
+    /// command. They cannot both miss.
     #[must_use = "the worker may sleep only if this is true"]
     pub fn park(&self, idle: impl FnOnce() -> bool) -> bool {
         // Release: the worker's accesses to memory before it parked are complete for a thread that

@@ -18,11 +18,11 @@ impl ProgramRange {
     ///
     /// # Safety
     ///
-    /// From its registration until its deregistration (until the end of the session if that
-    /// fails), other processes may read and write the range at any time, as the registration
-    /// permits. During that time the range must not contain anything that the language forbids
-    /// others to change: no reference to it, and no value of this program whose bytes have a
-    /// meaning to its compiler.
+    /// From its registration until its deregistration (until the end of the session if that fails),
+    /// other processes may read and write the range at any time, as the registration permits.
+    /// During that time the range must not contain anything that the language forbids others to
+    /// change: no reference to it, and no value about whose bytes the compiler may make
+    /// assumptions.
     pub unsafe fn new(address: u64, len: u64) -> Option<ProgramRange> {
         address.checked_add(len)?;
         (len > 0 || address > 0).then_some(ProgramRange { address, len })

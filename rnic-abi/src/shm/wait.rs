@@ -10,8 +10,8 @@
 //! The scheduler gives a thread that yields no priority over a compute-bound thread: each yield
 //! lasts for that thread's time slice, some milliseconds. A thread that sleeps runs at once when it
 //! is woken. So a yield that lasted longer than any polling thread could have taken (`CROWDED`)
-//! disables yields for a while, and for longer each time this is repeated soon. During that time
-//! the waiter sleeps instead of yielding.
+//! disables yields for a while, and for twice as long if it soon recurs. During that time the
+//! waiter sleeps instead of yielding.
 
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ impl Waiter {
         }
     }
 
-    /// Evaluates the duration of the last yield, unless this was done before.
+    /// Evaluates the duration of the last yield, unless already done.
     #[inline]
     fn check_last_yield(&mut self, now: Time) {
         let Some(yielded) = self.yielded.take() else { return };
@@ -263,7 +263,7 @@ mod tests {
                 assert_eq!(waiter.step(Time(now)), Step::Yield);
                 now += 2 * US;
             }
-            // It computes for 5 ms, while the worker yields.
+            // 5 ms of computing, while the worker yields.
             now += 5000 * US;
             waiter.progress(Time(now));
             assert!(waiter.is_crowded(Time(now)));

@@ -35,7 +35,7 @@ use super::QueueMemory;
 use crate::abi::queue::{COMPLETION_LEN, Cqe};
 use crate::shm::sync::{AtomicU64, Ordering, fence};
 
-/// See the module. Any number of threads may use it at the same time, even while others read.
+/// Lock-free check (see the module). Any number of threads may use it, even while others read.
 #[derive(Debug)]
 pub struct CompletionCheck {
     queue: QueueMemory,
@@ -101,7 +101,7 @@ pub(super) fn index(number: u64) -> u32 {
     number as u32
 }
 
-/// Value that no count reaches: 2^64 completions do not happen.
+/// Value that no count reaches: 2^64 completions never occur.
 const HIDDEN: u64 = u64::MAX;
 
 #[cfg(all(test, not(loom)))]
@@ -151,7 +151,7 @@ mod tests {
                 assert!(!look.is_empty());
                 publish(&mut producer);
                 assert!(consumer.poll().is_some());
-                assert!(!look.is_empty(), "one is left");
+                assert!(!look.is_empty(), "one remains");
                 assert!(consumer.poll().is_some());
                 assert!(!look.is_empty(), "not given back, so not certain");
                 assert_eq!(consumer.release(), 0);
@@ -181,7 +181,7 @@ mod tests {
             assert!(!look.is_empty());
             assert_eq!(consumer.prepare_move(), 0);
             consumer.follow(there);
-            assert!(!look.is_empty(), "where it looks, the queue was not all the while");
+            assert!(!look.is_empty(), "the queue has been elsewhere");
             let moving = producer.begin_move(consumer.queue().clone()).expect("it fits");
             moving.prepare();
             producer.finish_move(moving, 0).expect("it fits");

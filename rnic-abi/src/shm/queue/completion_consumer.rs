@@ -121,15 +121,15 @@ impl CompletionConsumer {
         next.take_while(|n| holds(&self.queue, self.head + n)).fold(0, |unread, _| unread + 1)
     }
 
-    /// Gives the slots of all completions read back to the daemon. Returns the set of workers (bit
+    /// Gives back to the daemon the slots of all completions read. Returns the set of workers (bit
     /// `n` for worker `n`) whose doorbell the caller must ring for this queue, because one of their
     /// QPs waits for a slot.
     ///
     /// Pairs with [`CompletionProducer::set_waits`](super::CompletionProducer::set_waits). Here:
-    /// store the consumer index, fence, load `ENGINE_WAITS`. There: set it, fence, load
-    /// the consumer index again. One fence is first. If this one, the engine finds the free slots.
-    /// If the other, this call sees the waiting workers. If nothing was read since the last call,
-    /// there are no new free slots, and no worker needs a doorbell.
+    /// store the consumer index, fence, load `ENGINE_WAITS`. There: set it, fence, load the
+    /// consumer index again. If this fence is first, the engine finds the free slots. Otherwise
+    /// this call sees the waiting workers. If nothing was read since the last call, there are no
+    /// new free slots, and no worker needs a doorbell.
     #[inline]
     #[must_use = "the workers in this set wait for their doorbell"]
     pub fn release(&mut self) -> u64 {

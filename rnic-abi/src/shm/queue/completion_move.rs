@@ -209,7 +209,7 @@ mod tests {
                 }
                 assert_eq!([consumer.poll(), consumer.poll()], [Some(cqe(0)), Some(cqe(1))]);
                 assert_eq!(consumer.release(), 0);
-                assert_eq!(consumer.poll(), Some(cqe(2)), "read, and the daemon does not know");
+                assert_eq!(consumer.poll(), Some(cqe(2)), "read, but not given back");
                 let moving = begin(&mut producer, capacity);
                 finish(&mut producer, &mut consumer, moving);
                 assert_eq!((producer.unread(), producer.queue().shape().capacity), (4, capacity));
@@ -333,8 +333,8 @@ mod tests {
 
     proptest! {
         /// Every completion is read once and in order, and the room follows from the current
-        /// capacity, if any operations occur between the parts of a move and the client does not
-        /// access the queue from its request until the reply.
+        /// capacity, whichever operations interrupt a move, if the client does not access the queue
+        /// from its request until the reply.
         #[test]
         fn a_moving_queue_agrees_with_an_oracle(
             start in prop_oneof![Just(0), any::<u32>(), u32::MAX - 20..=u32::MAX],
@@ -415,8 +415,8 @@ mod tests {
             }
         }
 
-        /// A client that writes its index and the ring during a move never causes a panic, nor more
-        /// slots in use than the queue has.
+        /// A client that writes its index during a move causes neither a panic nor more slots in
+        /// use than the queue has.
         #[test]
         fn a_client_that_writes_during_a_move(
             start in any::<u32>(),

@@ -49,7 +49,7 @@ impl CompletionProducer {
     /// Writes a completion into a reserved slot. Cannot fail.
     #[inline]
     pub fn publish_reserved(&mut self, cqe: &Cqe) {
-        assert!(self.reserved > 0, "no reserved slot is left");
+        assert!(self.reserved > 0, "no slot is reserved");
         self.reserved -= 1;
         self.write(cqe);
     }
@@ -84,13 +84,12 @@ impl CompletionProducer {
 
     /// Returns true if an event must be sent to the client, and disarms the queue in that case.
     /// Called after completions were written. `solicited_or_error` must be true if one of them is
-    /// solicited or failed.
-    /// Pairs with [`CompletionConsumer::arm`](super::CompletionConsumer::arm) and
-    /// [`set_spinning`](super::CompletionConsumer::set_spinning). Here: write the completion,
+    /// solicited or failed. Pairs with [`CompletionConsumer::arm`](super::CompletionConsumer::arm)
+    /// and [`set_spinning`](super::CompletionConsumer::set_spinning). Here: write the completion,
     /// fence, load the arm and spin words. There: arm or stop spinning, fence, check for a
-    /// completion. One fence is first. If this one, the client finds the completion. If the other,
-    /// this call sees the arm (or sees that the client no longer spins). While the client spins,
-    /// the arm word stays unchanged, because the client polls without an event.
+    /// completion. If this fence is first, the client finds the completion. Otherwise this call
+    /// sees the arm (or sees that the client no longer spins). While the client spins, the arm word
+    /// stays unchanged, because the client polls without an event.
     #[inline]
     #[must_use = "the client sleeps until its event is sent"]
     pub fn take_arm(&mut self, solicited_or_error: bool) -> bool {
@@ -247,7 +246,7 @@ mod tests {
     fn a_reserved_slot_is_kept_from_others() {
         let (mut producer, mut consumer, _arena) = ends(2, 0);
         assert_eq!(producer.reserve(), Ok(true));
-        producer.publish(&cqe(1)).expect("one slot is left");
+        producer.publish(&cqe(1)).expect("one slot is free");
         assert_eq!(producer.publish(&cqe(2)), Err(PublishError::Full));
         assert_eq!(producer.reserve(), Ok(false));
         assert_eq!((producer.reserved(), producer.unread()), (1, 1));

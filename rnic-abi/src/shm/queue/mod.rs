@@ -2,10 +2,10 @@
 //!
 //! Each end keeps its own index in private memory. It loads the index of the other side with
 //! acquire and uses it until it is exhausted. The daemon's end rejects an index outside the ring
-//! ([`QueueFault`]), so that an empty ring and an invalid index give different results. Entries
-//! are copied out word by word and decoded, and only the copy is checked and used. Threads that
-//! share an end need a lock, which its owner provides. These types know the layout of an entry but
-//! not its meaning. The engine uses the daemon's ends ([`SendConsumer`], [`ReceiveConsumer`],
+//! ([`QueueFault`]), so that an empty ring and an invalid index give different results. Entries are
+//! copied out word by word and decoded, and only the copy is checked and used. Threads that share
+//! an end need a lock, which its owner provides. These types depend on the layout of an entry, not
+//! its meaning. The engine uses the daemon's ends ([`SendConsumer`], [`ReceiveConsumer`],
 //! [`CompletionProducer`], [`CopyProducer`]), `rnic-client` the others.
 
 mod completion_check;
@@ -202,7 +202,7 @@ pub enum QueueError {
     #[error("no queue header at this offset")]
     Magic,
     /// The queue has a different ABI version.
-    #[error("the queue has ABI version {found}, ours is {ABI_VERSION}")]
+    #[error("the queue has ABI version {found}; ours is {ABI_VERSION}")]
     Version {
         /// ABI version in the queue's header.
         found: u16,

@@ -64,10 +64,10 @@ impl ReceiveProducer {
     /// [`publish`](Self::publish).
     ///
     /// Pairs with [`ReceiveConsumer::set_waits`]. Here: publish the entries, fence, load
-    /// `ENGINE_WAITS`. There: set it, fence, check the ring again. One fence is first. If this one,
-    /// the engine finds the entries. If the other, this call sees the waiting workers. For an SRQ
-    /// the argument holds for each worker separately: each worker sets its bit by one atomic
-    /// operation, and clears only its own.
+    /// `ENGINE_WAITS`. There: set it, fence, check the ring again. If this fence is first, the
+    /// engine finds the entries. Otherwise this call sees the waiting workers. For an SRQ the
+    /// argument holds for each worker separately: each worker sets its bit by one atomic operation,
+    /// and clears only its own.
     #[inline]
     #[must_use = "the workers in this set wait for their doorbell"]
     pub fn waits(&self) -> u64 {
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!((consumer.pending(), consumer.posted()), (Ok(1), 1));
         producer.push(2, &[]).expect("room");
         producer.publish();
-        assert_eq!(consumer.pending(), Ok(1), "there is still one that is known");
+        assert_eq!(consumer.pending(), Ok(1), "one known request remains");
         assert_eq!((consumer.posted(), consumer.peek()), (2, Ok(2)));
         arena.store_u64(queue_header::PRODUCER, 77).expect("in range");
         assert!(consumer.peek().is_err());
