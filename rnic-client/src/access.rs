@@ -5,8 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Returns an error of the same kind with a text that explains it from the current state of the
-/// file system.
+/// Returns an error of the same kind whose text explains the cause. Other kinds are unchanged.
 pub(crate) fn explain(path: &Path, error: io::Error) -> io::Error {
     let words = match error.kind() {
         io::ErrorKind::PermissionDenied => denied(path),
@@ -45,7 +44,7 @@ fn denied(path: &Path) -> String {
     }
 }
 
-/// Returns mode, user and group, similar to `ls -l`.
+/// Returns the mode, user and group as text.
 fn describe_mode(found: &Metadata) -> String {
     let user = name("/etc/passwd", found.uid());
     let group = name("/etc/group", found.gid());

@@ -16,12 +16,12 @@ use crate::session::{Session, unexpected};
 
 /// A channel for the completion events of one or more CQs (`ibv_create_comp_channel(3)`).
 ///
-/// A CQ writes one record for the first completion after [`Cq::arm`](crate::Cq::arm). The
-/// channel's descriptor ([`AsFd`]) is readable while records wait in the kernel, for `poll(2)`. Do
-/// not read from it, unless all its records go through [`parse_record`](Self::parse_record): call
-/// [`CompletionChannel::recv`] with a timeout of zero until it returns `None`. A program that
-/// sleeps on the descriptor should not call [`Cq::wait`](crate::Cq::wait) on CQs of this channel:
-/// `wait` also reads the records of other CQs, and then the descriptor is not readable for them.
+/// A CQ writes one record for the first completion after [`Cq::arm`](crate::Cq::arm). The channel's
+/// descriptor ([`AsFd`]), for `poll(2)`, is readable while records wait in the kernel. Unless all
+/// its records go through [`parse_record`](Self::parse_record), do not read from it: call
+/// [`recv`](Self::recv) with a timeout of zero until it returns `None`. A program that sleeps on
+/// the descriptor should not call [`Cq::wait`](crate::Cq::wait) on CQs of this channel: `wait` also
+/// reads the records of other CQs, and then the descriptor is not readable for them.
 ///
 /// Clones refer to the same channel. The daemon destroys it when the last clone and the last CQ on
 /// it have been dropped.

@@ -22,8 +22,7 @@ pub struct Completion {
     pub byte_len: u32,
     /// The peer requested a solicited event with this message (RFC 5040 section 5.3).
     pub solicited: bool,
-    /// STag that the peer's message invalidated. Its region is no longer accessible (RFC 5040
-    /// section 5.3).
+    /// STag that the peer's message invalidated; it no longer grants access (RFC 5040 section 5.3).
     pub invalidated: Option<Stag>,
     /// Immediate Data of the message (RFC 7306 section 6).
     pub immediate: Option<[u8; 8]>,
@@ -32,7 +31,7 @@ pub struct Completion {
     pub immediate_with_send: bool,
     /// QP that sent the datagram; 0 for other messages.
     pub src_qp: QpId,
-    /// Type of the GRH area before the data of a datagram, which `byte_len` includes.
+    /// Type of the GRH area before a datagram's data; `byte_len` includes the area.
     pub grh: Option<Grh>,
     /// Terminate message, sent or received, that caused the failure (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,

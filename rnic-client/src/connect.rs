@@ -207,7 +207,7 @@ pub(crate) fn outcome(decision: Event) -> Result<Connected, Error> {
     }
 }
 
-/// A claim on events: only the calling thread gets them while it exists.
+/// A claim on events: while it exists, `take_any` skips them.
 pub(crate) struct Claim<'a> {
     session: &'a Session,
     subject: Subject,

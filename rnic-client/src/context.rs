@@ -214,7 +214,7 @@ impl Context {
     /// # Errors
     ///
     /// [`Error::Refused`] with the limit; [`Error::NotEnoughMemory`] if the machine, or the control
-    /// group of this process, has less memory left, which is checked during allocation.
+    /// group of this process, lacks the memory, which is checked during allocation.
     pub fn create_shared_buffer(&self, len: u64) -> Result<SharedBuffer, Error> {
         SharedBuffer::create(&self.session, len)
     }
@@ -261,8 +261,8 @@ impl Context {
     }
 
     /// Binds an address as [`bind`](Context::bind) does and listens on it (compare
-    /// `rdma_listen(3)`). At most `backlog` connection requests may be unread or undecided; the
-    /// daemon rejects further requests.
+    /// `rdma_listen(3)`). At most `backlog` connection requests may be pending; the daemon rejects
+    /// further requests.
     pub fn listen(&self, address: impl ToSocketAddrs, backlog: u32) -> Result<Listener, Error> {
         let listener = self.bind(address)?;
         listener.listen(backlog)?;
@@ -303,7 +303,7 @@ impl Context {
     }
 }
 
-/// A descriptor that is readable while events wait in the kernel, for `poll(2)`.
+/// A descriptor for `poll(2)`, readable while events wait in the kernel.
 ///
 /// Do not read from it. When it is readable, call [`Context::next_event`] with a timeout of zero
 /// until it returns `None`. A program that sleeps on it should make no blocking connection calls in

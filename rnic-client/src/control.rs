@@ -1,7 +1,7 @@
 //! The control connection: a `SOCK_SEQPACKET` Unix socket with one request and one reply at a time.
 //!
 //! This module handles Hello, packets, descriptors and deadlines; [`crate::session`] interprets the
-//! requests. A reply that misses its deadline ends the connection, because a late reply could carry
+//! replies. A reply that misses its deadline ends the connection, because a late reply could carry
 //! descriptors that no request expects any more.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -83,7 +83,7 @@ impl Control {
         let mut space = [0; HELLO_LEN];
         let (packet, descriptors) = match control.receive(&mut space) {
             // The daemon closed without reading the Hello. The kernel reports this first, and only
-            // once. A reply sent before can still be read.
+            // once. An earlier reply can still be read.
             Err(Error::DaemonGone) => control.receive(&mut space)?,
             other => other?,
         };
@@ -171,7 +171,7 @@ impl Control {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let passed = descriptor.as_slice();
         if !passed.is_empty() {
-            // Cannot fail, because the space is exactly that of one descriptor.
+            // Cannot fail: the space fits exactly one descriptor.
             ancillary.push(SendAncillaryMessage::ScmRights(passed));
         }
         loop {

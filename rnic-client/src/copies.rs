@@ -2,7 +2,7 @@
 //!
 //! The library starts one thread per worker of the daemon. Threads that poll a CQ also perform
 //! copies, because a completion often waits for a copy. The library's threads block all signals, so
-//! the program's signal handlers never run on them. They end with the session.
+//! no signal handler runs on them. The threads end with the session.
 
 use std::io;
 use std::sync::Arc;

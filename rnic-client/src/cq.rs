@@ -148,8 +148,8 @@ impl Cq {
 
     /// Changes the number of entries (`ibv_resize_cq(3)`), rounded up to a power of two, while its
     /// QPs continue. No completion is lost or duplicated, and an armed CQ stays armed. Threads that
-    /// poll or arm it wait until the daemon has replied. If the ring moves to a larger area, every
-    /// later empty poll takes the CQ's lock (about 5 ns).
+    /// poll or arm it wait until the daemon has replied. If the ring moves, every later empty poll
+    /// takes the CQ's lock (about 5 ns).
     ///
     /// # Errors
     ///
@@ -403,8 +403,8 @@ impl CqInner {
         self.session.check_thoroughly().map(|()| 0)
     }
 
-    /// Drops the pending leases of destroyed QPs. The caller must have read all written
-    /// completions, because no others follow.
+    /// Drops the pending leases of destroyed QPs. The caller must have emptied the ring, which may
+    /// hold their completions.
     #[cold]
     fn forget_orphans(&self, state: &mut CqState) {
         self.unsettled.store(false, Ordering::Relaxed);

@@ -58,7 +58,7 @@ impl Qp {
         self.change(QpChange::ReceiveDatagrams { q_key })
     }
 
-    /// Changes the Q_Key of a UD QP in Rtr, Rts or Sqd (`IBV_QP_QKEY`).
+    /// Changes the Q_Key of a UD QP in Rtr or later (`IBV_QP_QKEY`).
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ impl Doorbell {
     #[inline]
     pub(crate) fn ring(&self, index: u32) {
         if self.ringer.ring(index) {
-            // The eventfd is edge-triggered and never read, so its count only grows; a full one
-            // (2^64 - 2 wake-ups) would still be a wake-up.
+            // The worker's epoll is edge-triggered, and no thread reads the eventfd. Its count
+            // never fills up (2^64 - 2 wake-ups).
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
     }

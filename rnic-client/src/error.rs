@@ -239,7 +239,7 @@ pub enum AdmissionError {
 /// Party at fault for an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The program's: the call is wrong and will fail again.
+    /// The program's: the call is wrong.
     Application,
     /// No fault: the daemon refused the call because of a limit, a rule or its own state.
     Refusal,
@@ -374,7 +374,7 @@ fn format_no_daemon(tried: &[(PathBuf, io::Error)]) -> String {
         let all = each(&|_| true).join(", ");
         format!("no RNIC daemon: {all}; start `rnicd run` or set RNIC_SOCKET")
     } else {
-        // A daemon is running, so advice to start one would be wrong.
+        // A daemon may be running, so do not advise starting one.
         format!("no access to the RNIC daemon: {}", denied.join(", "))
     }
 }

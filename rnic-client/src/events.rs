@@ -84,7 +84,7 @@ pub(crate) fn is_connection_request(event: &Event) -> bool {
 }
 
 /// Returns true if the event ends the wait for a request on a connection that the program passed to
-/// the daemon: the request, or the event that no request will follow.
+/// the daemon: the request, or the notice that none will follow.
 pub(crate) fn settles_socket(event: &Event) -> bool {
     is_connection_request(event) || announces_no_request(event)
 }
@@ -102,8 +102,8 @@ pub(crate) struct Events {
     next: u64,
     /// State of each object that exists and may have events.
     subjects: HashMap<Subject, SubjectState>,
-    /// The program has called [`Events::take_any`]. Only then are withdrawals of requests kept that
-    /// have no other reader.
+    /// The program has called [`Events::take_any`]. Only then are withdrawals of taken requests
+    /// kept.
     read_raw: bool,
 }
 
@@ -238,7 +238,7 @@ impl Events {
                     return;
                 }
                 // The holder of the request gets an error from `accept`. Only a program that reads
-                // events itself needs this one.
+                // events itself needs this event.
                 if !self.read_raw {
                     return;
                 }

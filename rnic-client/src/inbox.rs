@@ -1,4 +1,4 @@
-//! A socket that several threads wait for.
+//! A socket that several threads wait on.
 //!
 //! Events of all connections arrive on one socket, and completion events of several CQs on one
 //! channel, while each waiting thread needs only some of them. There is no background thread. The
@@ -279,7 +279,7 @@ impl<S> Inbox<S> {
     fn sleep_in_recv(&self, space: &mut [u8]) -> Result<usize, Errno> {
         loop {
             match self.receive(space, RecvFlags::empty()) {
-                // Ignores an error, because the next `recv` returns it as well.
+                // Ignores an error, because the loop tries again.
                 Err(Errno::AGAIN) => drop(wait_readable(self.socket.as_fd(), None)),
                 received => return received,
             }

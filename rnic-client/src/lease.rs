@@ -344,7 +344,7 @@ impl fmt::Debug for Posted {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct NotPosted {
-    /// Reason of the failure.
+    /// Cause of the failure.
     #[source]
     pub error: Error,
     /// The lease, unchanged.

@@ -3,8 +3,8 @@
 //! A [`Context`] is one session with the daemon. It creates protection domains ([`Pd`]), shared
 //! memory ([`SharedBuffer`]), memory regions ([`Mr`]), memory windows ([`MemoryWindow`]),
 //! completion queues ([`Cq`]), queue pairs ([`Qp`]), shared receive queues ([`Srq`]) and listeners
-//! ([`Listener`]). The names follow libibverbs and librdmacm, so their man pages apply. Connections
-//! use iWARP (RFC 5040, 5041, 5044, 6581), so the peer may be any iWARP RNIC.
+//! ([`Listener`]). The names follow libibverbs and librdmacm, so their man pages apply. iWARP QPs
+//! follow RFC 5040, 5041, 5044 and 6581, so their peer may be any iWARP RNIC.
 //!
 //! # A complete ping-pong
 //!

@@ -25,7 +25,7 @@ pub struct BindOptions {
 
 /// A bound address, listening or not (`rdma_bind_addr(3)`, `rdma_listen(3)`).
 ///
-/// Dropping it closes it and rejects undecided requests at the peer.
+/// Dropping it closes it and rejects pending requests.
 pub struct Listener {
     session: Arc<Session>,
     id: ListenerId,
@@ -71,8 +71,8 @@ impl Listener {
         self.address
     }
 
-    /// Starts listening. At most `backlog` requests may be unread or undecided; the daemon rejects
-    /// further requests.
+    /// Starts listening. At most `backlog` requests may be pending; the daemon rejects further
+    /// requests.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
         self.session.command(RequestBody::Listen { listener: self.id, backlog })
     }
@@ -91,7 +91,7 @@ impl Listener {
             .await_event(deadline(timeout), |events| events.take(subject, is_connection_request))?
             .ok_or(Error::TimedOut { what: "a connection request" })?;
         ConnectionRequest::from_event(&self.session, event)
-            .map_err(|other| Error::protocol(format!("{other:?} is no connection request")))
+            .map_err(|other| Error::protocol(format!("{other:?} is not a request")))
     }
 
     /// Sets the context that the listener's events carry.
@@ -206,7 +206,7 @@ impl ConnectionRequest {
         &self.private_data
     }
 
-    /// Returns address and port of this end and of the peer, as this end sees them.
+    /// Returns the addresses and ports of both ends, as this end sees them.
     pub fn addresses(&self) -> AddressPair {
         self.addresses
     }
