@@ -63,7 +63,7 @@ fn serve(address: std::net::SocketAddr, clients: u32) -> Result<(), Box<dyn Erro
         let completions = server.channel.as_fd();
         let events = server.context.as_fd();
         let mut descriptors = [completions, events].map(|fd| {
-            // Both descriptors are only ever readable, never writable.
+            // Both descriptors are polled for reading only.
             PollFd::from_borrowed_fd(fd, PollFlags::IN)
         });
         match poll(&mut descriptors, None) {

@@ -113,7 +113,7 @@ impl End {
         self.qp.post_recv(&[RecvRequest::new(0, &[self.inbox.sge(0, self.size)])])
     }
 
-    /// Sends a message. It completes only if it fails: the reply shows that it has arrived.
+    /// Sends a message, unsignaled: the reply shows that it has arrived.
     fn send(&self, number: u64) -> Result<(), Failure> {
         self.outbox.write_at(0, &content(self.size, number, self.side))?;
         let message = [self.outbox.sge(0, self.size)];
@@ -128,7 +128,7 @@ impl End {
             return Err(format!("message {number} did not arrive").into());
         }
         let Ok(completion) = completions[0].ok() else {
-            // The completion has failed because the connection has ended.
+            // The request failed because the connection has ended.
             return Err(self.qp.wait_disconnected(Some(PATIENCE))?.to_string().into());
         };
         let mut found = vec![0; completion.byte_len as usize];

@@ -1,9 +1,9 @@
 //! Checks the available memory before a shared buffer is populated.
 //!
-//! A kernel that overcommits memory refuses no allocation. When memory runs out it kills a process,
-//! possibly a different one. So a shared buffer is checked before it is populated, and again after
-//! every [`POPULATE_STEP`] bytes, because other processes allocate at the same time. The check is
-//! an estimate, as the kernel's own is. Without `/proc` it never fails.
+//! A kernel that overcommits memory rarely refuses an allocation. When memory runs out, it kills a
+//! process, possibly another one. So the available memory is checked before a shared buffer is
+//! populated, and again after every [`POPULATE_STEP`] bytes, because other processes allocate at
+//! the same time. The check is an estimate, as the kernel's own is. Without `/proc` it never fails.
 
 use std::path::Path;
 
@@ -43,8 +43,8 @@ fn of_machine(meminfo: &str) -> Option<u64> {
     Some(of("MemAvailable:")?.saturating_add(of("SwapFree:").unwrap_or(0)).saturating_mul(1024))
 }
 
-/// Returns the smallest amount of memory left in the process's control group (version 2) and its
-/// ancestors, in bytes. `groups` is the process's `/proc/self/cgroup`.
+/// Returns the least memory available in the process's cgroup (v2) and its ancestors, in bytes.
+/// `groups` is the process's `/proc/self/cgroup`.
 fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let own = Path::new("/sys/fs/cgroup").join(own);

@@ -24,7 +24,7 @@ pub struct MrOptions {
     /// Address of the first byte in SGEs and for remote access. `None` (the default): the range's
     /// address in this process, or 0 with [`Access::ZERO_BASED`].
     pub iova: Option<u64>,
-    /// QPs that may use the STag for remote access; default all QPs of the domain. A peer can
+    /// QPs that may use the STag, locally or remotely; default all of the domain. A peer can
     /// invalidate the STag only if the region is for the QP it is connected to (RFC 5040 section
     /// 8.1.1).
     pub scope: Scope,
@@ -196,12 +196,12 @@ impl Mr {
         self.iova
     }
 
-    /// Returns the length of the region in bytes, at least 1.
+    /// Returns the length of the region in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Returns false: a region has at least one byte.
+    /// Returns true if the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -333,8 +333,8 @@ impl fmt::Debug for Mr {
 
 /// Description of a region for a peer, usually sent as private data or in a message.
 ///
-/// [`RemoteMr::to_bytes`] is the encoding to send: 20 bytes, little-endian: 8 of address, 8 of
-/// length and 4 of STag. STag 4.
+/// [`RemoteMr::to_bytes`] encodes it in 20 bytes, little-endian: address (8 bytes), length (8) and
+/// STag (4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RemoteMr {
     /// Tagged offset of the first byte.

@@ -1,5 +1,5 @@
 //! Regions of any memory of the program, for libraries that register memory on behalf of other
-//! programs. This library never accesses the memory itself.
+//! programs. This library accesses it only to copy for the daemon.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn registered(pd: &PdInner, body: RequestBody) -> Result<(MrId, Stag), Error> {
     }
 }
 
-/// A region of memory that this library does not access: an STag, a range and rights.
+/// A region of any memory of the program: an STag, a range and rights.
 ///
 /// Dropping it deregisters it.
 pub struct ProgramMr {
@@ -62,8 +62,8 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with the limit, also if the copy queues exceed one (`arena_bytes`);
-    /// [`Error::Io`] if a thread cannot be started, or if the system forbids this process to call
+    /// [`Error::Refused`] with the limit (`arena_bytes` for the copy queues); [`Error::Io`] if a
+    /// thread cannot be started, or if the system forbids this process to call
     /// `process_vm_readv(2)` on itself.
     pub fn reg_program_memory(
         &self,

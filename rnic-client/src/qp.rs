@@ -44,9 +44,9 @@ pub struct QpOptions<'a> {
     pub max_inline: u16,
     /// Every send request writes a completion, not only signaled ones; default false.
     pub signal_all: bool,
-    /// Policy for a message that finds no receive. By default it terminates the connection (RFC
-    /// 5041 section 7.1). With [`RnrPolicy::Wait`] the message waits until a receive is posted, and
-    /// all later messages wait too, including the responses to this QP's own Reads.
+    /// Policy for a message that finds no receive. The default terminates the connection (RFC 5041
+    /// section 7.1). With [`RnrPolicy::Wait`] the message waits until a receive is posted, and all
+    /// later messages wait too, including the responses to this QP's own Reads.
     pub rnr_policy: RnrPolicy,
     /// Returned in the QP's events; default 0.
     pub context: u64,
@@ -196,8 +196,8 @@ impl Qp {
         }
     }
 
-    /// Starts a batch of requests that are built one at a time. Other threads cannot post until the
-    /// batch is dropped.
+    /// Starts a batch of requests that are built one at a time. Other threads cannot post sends
+    /// until it ends.
     pub fn posting(&self) -> Result<Posting<'_>, Error> {
         self.session().check()?;
         Ok(Posting { qp: self, sq: Some(self.sq.lock()), pushed: 0 })
@@ -340,8 +340,8 @@ impl Qp {
         self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
     }
 
-    /// Empties both queues of this process, after the closure `daemon` has caused the daemon to do
-    /// the same. Other threads cannot post until both are done.
+    /// Empties this end of both queues after the closure `daemon` has made the daemon empty its
+    /// own. Other threads cannot post until both are done.
     pub(crate) fn reset_queues(
         &self,
         daemon: impl FnOnce() -> Result<(), Error>,
@@ -384,7 +384,7 @@ impl Qp {
             .map_err(|e| push_error(e, sq.depth, elements.len(), self.max_send_sge))
     }
 
-    /// Rings the QP's worker. The producer index must be published before.
+    /// Rings the QP's worker. The producer index must be published first.
     #[inline]
     fn ring(&self) -> Result<(), Error> {
         match self.memory.worker() {

@@ -47,8 +47,8 @@ impl Qp {
     }
 
     /// Moves a QP from Rts to Sqd (`IBV_QPS_SQD`). It starts no more requests.
-    /// [`Event::SendQueueDrained`](crate::Event::SendQueueDrained) reports that all requests
-    /// started before have completed.
+    /// [`Event::SendQueueDrained`](crate::Event::SendQueueDrained) reports that all started
+    /// requests have completed.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Qp {
         self.change(QpChange::DrainSendQueue)
     }
 
-    /// Changes the peer's memory access rights on a QP in Rtr, Rts or Sqd (`IBV_QP_ACCESS_FLAGS`).
+    /// Changes the peer's memory access rights on a QP in Rtr or later (`IBV_QP_ACCESS_FLAGS`).
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Qp {
         self.change(QpChange::Rights(rights))
     }
 
-    /// Changes the minimum RNR NAK timer of a QP in Rtr, Rts or Sqd, coded as
+    /// Changes the minimum RNR NAK timer of a QP in Rtr or later, coded as
     /// [`Wiring::min_rnr_timer`] (`IBV_QP_MIN_RNR_TIMER`).
     ///
     /// # Errors

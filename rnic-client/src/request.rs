@@ -289,8 +289,8 @@ pub struct Bind<'a> {
 
 impl<'a> Bind<'a> {
     /// Returns a binding to a range of a region, in bytes from its start. The region needs
-    /// [`Access::MW_BIND`]. The daemon checks all else when it executes the request: an invalid
-    /// binding completes with `MwBind` and ends the connection.
+    /// [`Access::MW_BIND`]. The daemon checks the binding when it executes the request: an invalid
+    /// one completes with `MwBind` and ends the connection.
     pub fn new(region: &'a Mr, range: impl RangeBounds<u64>, access: Access) -> Self {
         let (start, end) = ends(range, region.len());
         Bind {

@@ -74,7 +74,7 @@ impl Context {
 
 impl ConnectionRequest {
     /// Replies that this UD QP serves the port, with at most 136 bytes of private data. The peer
-    /// also receives the QP's Q_Key. The QP must be in Rtr, Rts or Sqd, and may serve any number of
+    /// also receives the QP's Q_Key. The QP must be in Rtr or later, and may serve any number of
     /// requests. No event follows. [`reject`](Self::reject) also takes at most 136 bytes here.
     ///
     /// # Errors

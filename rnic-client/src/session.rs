@@ -1,8 +1,8 @@
 //! A session with the daemon: the control connection, the arenas, the doorbells and the events.
 //!
 //! Every object of the application keeps its session alive. When the last one is dropped, the
-//! sockets close and the daemon destroys all objects that are left. Only the process that opened
-//! the session may use it: in a forked child the queues are not mapped (`MADV_DONTFORK`), and the
+//! sockets close and the daemon destroys all remaining objects. Only the process that opened the
+//! session may use it: in a forked child the queues are not mapped (`MADV_DONTFORK`), and the
 //! child's requests on the control socket would mix with those of the parent.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -219,7 +219,7 @@ impl Session {
     }
 
     /// Rings doorbell `index` of `worker`, and wakes the worker only if it sleeps. The caller must
-    /// publish the entry and the producer index before.
+    /// first publish the entry and the producer index.
     pub(crate) fn ring(&self, worker: u32, index: u32) -> Result<(), Error> {
         let Some(doorbell) = self.doorbells.get(worker as usize) else {
             return Err(Error::protocol(format!("a queue of unknown worker {worker}")));

@@ -122,8 +122,8 @@ fn populated(size: usize) -> Result<(Arc<Mapping>, OwnedFd), Error> {
     })
 }
 
-/// Returns start and length of a range in a buffer of `size` bytes. Fails if the range is not
-/// inside it.
+/// Returns a range's start and length in a buffer of `size` bytes. Fails if the range is not inside
+/// it.
 pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u64), Error> {
     let (start, end) = ends(range, size);
     match end.checked_sub(start) {
@@ -132,7 +132,7 @@ pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u
     }
 }
 
-/// Returns start and end (exclusive) of a range in a buffer of `size` bytes. They may lie outside
+/// Returns a range's start and end (exclusive) in a buffer of `size` bytes. They may lie outside
 /// it.
 pub(crate) fn ends(range: impl RangeBounds<u64>, size: u64) -> (u64, u64) {
     let start = match range.start_bound() {

@@ -1,7 +1,7 @@
 //! MPA over TCP connections of the program.
 //!
-//! The daemon takes over a TCP connection of this program. The connection may belong to another
-//! network namespace than the daemon's and may have carried other traffic before (RFC 5044 section
+//! The daemon takes over a TCP connection of this program. The connection may be in a network
+//! namespace other than the daemon's and may have carried other traffic before (RFC 5044 section
 //! 7.1.2). If the connection request is rejected, the program gets the socket back, and no byte
 //! after the MPA frames has been read from the socket.
 
@@ -24,7 +24,7 @@ use crate::session::{Session, unexpected};
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct SocketError {
-    /// Reason of the failure.
+    /// Cause of the failure.
     #[source]
     pub error: Error,
     /// The socket after the last byte of the negotiation, if the peer rejected the request
@@ -130,7 +130,7 @@ impl SocketListener {
         match ConnectionRequest::from_event(&session, event) {
             Ok(request) => Ok(SocketRequest { request, over: self }),
             Err(Event::RequestWithdrawn { reason, .. }) => Err(Error::Unreachable { reason }),
-            Err(other) => Err(Error::protocol(format!("{other:?} is no connection request"))),
+            Err(other) => Err(Error::protocol(format!("{other:?} is not a request"))),
         }
     }
 }
@@ -139,7 +139,7 @@ impl SocketListener {
 /// without private data and ends the TCP connection.
 #[derive(Debug)]
 pub struct SocketRequest {
-    // Must be dropped before `over`, because closing a listener rejects undecided requests.
+    // Must be dropped before `over`, because closing a listener rejects pending requests.
     request: ConnectionRequest,
     over: SocketListener,
 }

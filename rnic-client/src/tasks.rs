@@ -1,4 +1,4 @@
-//! Waits for tasks of a tokio runtime (feature `tokio`).
+//! Waiting in tasks of a tokio runtime (feature `tokio`).
 //!
 //! Posting and polling never wait, so tasks call the usual functions. Each blocking call for
 //! completions, connections, disconnections or events has a counterpart here that yields the thread
@@ -180,7 +180,7 @@ impl Listener {
         let event =
             self.session().task_event(|events| events.take(subject, is_connection_request)).await?;
         ConnectionRequest::from_event(self.session(), event)
-            .map_err(|other| Error::protocol(format!("{other:?} is no connection request")))
+            .map_err(|other| Error::protocol(format!("{other:?} is not a request")))
     }
 }
 

@@ -104,7 +104,7 @@ fn each_of_several_threads_gets_its_own_outcome() {
         let event = r.context.next_event(Some(PATIENCE)).unwrap();
         assert_eq!(event, Some(Event::CqError { cq: r.cq.id(), context: 1 }));
     });
-    // No events are left over.
+    // No event remains.
     assert_eq!(r.context.next_event(Some(Duration::ZERO)).unwrap(), None);
 }
 

@@ -1,4 +1,4 @@
-//! Posting and polling through real rings, and the doorbells rung for it.
+//! Posting and polling through real rings, and the resulting doorbells.
 
 use rnic_abi::abi::control::RequestBody;
 use rnic_abi::abi::queue::{Cqe, SendFlags, SendOpcode};

@@ -67,7 +67,7 @@ fn error_lists_all_tried_sockets() {
     assert!(error.to_string().starts_with("no RNIC daemon: /nonexistent/rnicd.sock: "), "{error}");
 }
 
-/// A daemon is running, so advice to start one would be wrong.
+/// A daemon may be running, so do not advise starting one.
 #[test]
 fn denied_access_advises_no_new_daemon() {
     let tried = |kinds: &[io::ErrorKind]| {
@@ -108,7 +108,7 @@ fn polling_detects_daemon_gone() {
     let r = rig();
     r.daemon.hang_up();
     let mut completions = [Completion::default(); 4];
-    // Counted, not timed: beside a busy machine a yield between two polls can take 20 ms.
+    // Counted, not timed: on a busy machine a yield between two polls can take 20 ms.
     let error = (0..EMPTY_POLLS_PER_CHECK).find_map(|_| r.cq.poll(&mut completions).err());
     assert!(matches!(error, Some(Error::DaemonGone)), "{error:?}");
 }

@@ -102,7 +102,7 @@ fn timed_out_wait_disarms() {
 fn spinning_lets_daemon_skip_events() {
     let r = rig();
     let mut seen = false;
-    // The thread spins for only about 50 us per wait, so check many waits.
+    // Each wait spins for at most 40 us, so check many waits.
     let deadline = Instant::now() + PATIENCE;
     while !seen && Instant::now() < deadline {
         let (_, thread) = waiter(&r.cq, Some(Duration::from_micros(40)));

@@ -21,7 +21,7 @@ fn region(r: &Rig) -> Mr {
     r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
 }
 
-/// Returns regions and windows that the client has asked to remove, in order, as "MR" and "MW".
+/// Returns the regions and windows removed by the client, in order, as "MR 1" and "MW 2".
 fn removed(r: &Rig) -> Vec<String> {
     let mut device = r.daemon.device();
     let told = device.requests.drain(..).filter_map(|body| match body {
