@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// The error that ends a program.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// Returns the exit code of a program: 0, or 1 after printing the error to standard error. A wrong
-/// command line exits with 2 (clap).
+/// Returns the exit code of a program: 0, or 1 after printing the error to standard error. clap
+/// exits with 2 on a wrong command line.
 pub fn exit_code<E: Display>(program: &str, result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -49,7 +49,7 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
 
-/// A line on standard error that shows what is under way. Not shown if that is not a terminal.
+/// A progress line on standard error. Shown only if standard error is a terminal.
 pub struct StatusLine {
     /// Time of the last change; `None` if nothing is shown.
     shown: Option<Mutex<Option<Instant>>>,

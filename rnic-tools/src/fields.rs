@@ -33,7 +33,7 @@ impl<'a> Fields<'a> {
         Some(bytes)
     }
 
-    /// Returns everything that is left.
+    /// Returns the rest.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }

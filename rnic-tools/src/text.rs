@@ -85,7 +85,7 @@ pub fn rounded(bytes: f64) -> String {
     }
 }
 
-/// Formats size, time and rate of a transfer: `12.0 MiB in 0.01 s (1.17 GiB/s)`.
+/// Formats a transfer's size, time and rate: `12.0 MiB in 0.01 s (1.17 GiB/s)`.
 pub fn throughput(bytes: u64, seconds: f64) -> String {
     let size = rounded(bytes as f64);
     if seconds > 0.0 {

@@ -1,4 +1,4 @@
-//! The command line of `rnic-perf`. `rnic-bench` has the same measurements.
+//! The command line of `rnic-perf`. `rnic-bench` shares the measurements.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ enum What {
     #[command(flatten)]
     Measure(Operation),
     /// Run the second process for `bw --to`, `lat --to` and `rate --to` on other hosts, for one
-    /// host at a time. There is no authentication: use it in trusted networks only.
+    /// host at a time. There is no authentication: use it on trusted networks only.
     Serve {
         /// Address to listen on: HOST:PORT.
         #[arg(default_value = "0.0.0.0:7472", value_parser = Endpoint::parse)]
@@ -154,7 +154,7 @@ pub struct Common {
 /// Rounds of a measurement.
 #[derive(Clone, Debug, Args)]
 pub struct Rounds {
-    /// Length of a round of a subject.
+    /// Length of a round in seconds.
     #[arg(long, default_value = "0.5", value_parser = seconds)]
     pub seconds: Duration,
     /// Number of rounds; the result is the median.

@@ -22,7 +22,7 @@ pub struct Link {
     pub end: End,
     /// The peer's memory that the driver may access.
     pub remote: RemoteMemory,
-    /// Time that connecting the QPs has taken.
+    /// Time taken to connect the QPs.
     pub connecting: Duration,
 }
 

@@ -141,7 +141,7 @@ impl End {
         Ok(())
     }
 
-    /// Returns GID and number of all QPs, for the other end to connect RC QPs to.
+    /// Returns the GID and number of each QP, for the other end to connect to.
     pub fn places(&self, context: &Context) -> Result<Vec<QpAddress>, PerfError> {
         let gids = context.gids()?;
         let row = gids.first().ok_or_else(|| PerfError::Daemon("has no GID".to_owned()))?;

@@ -10,7 +10,7 @@ pub enum PerfError {
     /// The arguments are not valid.
     #[error("{0}")]
     Arguments(String),
-    /// The RNIC's library failed.
+    /// A library call failed.
     #[error(transparent)]
     Rnic(#[from] Error),
     /// Nothing has completed for a long time.
@@ -24,8 +24,8 @@ pub enum PerfError {
     /// The process at the other end failed.
     #[error("peer failed: {0}")]
     Peer(String),
-    /// A private daemon could not be used.
-    #[error("the private daemon: {0}")]
+    /// A daemon could not be used.
+    #[error("daemon failed: {0}")]
     Daemon(String),
     /// A system call failed.
     #[error("{what}: {source}")]

@@ -4,7 +4,7 @@
 //! driver starts the peer, or connects to `rnic-perf serve` on another host. The code does not
 //! depend on how a daemon works: it uses only the public interface of the library. The binary
 //! `rnic-perf` calls [`main`]; `rnicd demo` calls [`quick()`] and, in its second process,
-//! [`serve`]. The modules are public for `rnic-bench`, which compares with yardsticks.
+//! [`serve`]. The modules are public for `rnic-bench`, which adds comparisons.
 //!
 //! One file per part: `spec` defines a measurement, `end` the RDMA ends, `peer` the second process,
 //! `driver` the first one, `measured` the rounds, `report` the output. `raw` TCP and `copies`

@@ -106,7 +106,7 @@ impl Peer {
         }
     }
 
-    /// Waits for the next message, which may be of another type than [`Reply`].
+    /// Waits for the next message, which may be of a type other than [`Reply`].
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, PerfError> {
         let ended = || PerfError::Peer("ended without an error message".to_owned());
         read_msg(&mut self.replies)?.ok_or_else(ended)
@@ -178,8 +178,8 @@ impl Process {
     }
 }
 
-/// Runs a peer process: carries out commands from standard input until its end. `socket` is the
-/// socket of its daemon. The error returned has already been reported to the driver.
+/// Runs a peer process: carries out commands from standard input until EOF. `socket` is the socket
+/// of its daemon. The error returned has already been reported to the driver.
 pub fn serve(socket: Option<&Path>) -> Result<(), PerfError> {
     serve_child(|output| {
         let context = open(socket)?;
@@ -252,7 +252,7 @@ pub fn peer_program(socket: Option<&Path>) -> Result<Program, PerfError> {
 /// Returns a command that runs this program with another subcommand.
 pub fn this_program(part: &str) -> Result<Program, PerfError> {
     let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
-    // A process of another user may be unable to see the path of the program.
+    // A process of another user may lack access to the program's path.
     let mut program = Program::new(if own.exists() { own } else { THIS.into() });
     program.arg(part);
     Ok(program)
@@ -263,7 +263,7 @@ pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
     PerfError::Peer(format!("unexpected message {message:?}"))
 }
 
-/// Carries out commands until their end, with listeners at `ip`.
+/// Carries out commands until EOF, with listeners at `ip`.
 fn carry_out(
     context: &Context,
     ip: IpAddr,
@@ -329,7 +329,7 @@ fn link(
 fn raw_link(ip: IpAddr, spec: Spec, output: &mut impl Write) -> Result<RawEnd, PerfError> {
     let io = PerfError::io;
     let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(io("binding a TCP socket"))?;
-    let address = listener.local_addr().map_err(io("the address of a TCP socket"))?;
+    let address = listener.local_addr().map_err(io("finding the TCP address"))?;
     write_msg(output, &Reply::RawListening { address })?;
     let stream: TcpStream = listener.accept().map_err(io("accepting a TCP connection"))?.0;
     RawEnd::new(stream, spec)

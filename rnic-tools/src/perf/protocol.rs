@@ -1,7 +1,7 @@
 //! Messages between the two processes: one line of JSON each, over the peer's standard input and
 //! output or over TCP.
 //!
-//! The driver sends commands, the peer replies. No messages are sent during a measurement.
+//! The driver sends commands; the peer replies. No messages are sent during a measurement.
 
 use std::io::{BufRead, Read, Write};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use super::error::PerfError;
 use super::raw::TcpMode;
 use super::spec::Spec;
 
-/// A command of the driver.
+/// A driver's command.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Create an RDMA end, reply with its address ([`Reply::Listening`]), and accept all
@@ -60,7 +60,7 @@ pub struct QpAddress {
     pub qp: QpId,
 }
 
-/// A reply of the peer.
+/// A peer's reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// The RDMA end listens.

@@ -17,7 +17,7 @@ use super::stats::Times;
 
 /// The daemon to measure, and the program of the second process.
 pub struct QuickOptions<'a> {
-    /// Socket of the daemon; `None` for the default path of the environment.
+    /// Socket of the daemon; `None` to search for it.
     pub socket: Option<&'a Path>,
     /// Program and arguments of the second process, which must only call [`serve`](super::serve)
     /// with the socket of its daemon.

@@ -17,9 +17,9 @@ use super::stats::Times;
 pub enum TcpMode {
     /// With blocking calls, as in most programs.
     Blocking,
-    /// Repeat calls and yield in between, because both ends may share a CPU.
+    /// With repeated calls and yields, because both ends may share a CPU.
     Yielding,
-    /// Repeat calls without yields, which would only cost time on separate CPUs.
+    /// With repeated calls but no yields, which only cost time on separate CPUs.
     Spinning,
 }
 
@@ -190,7 +190,7 @@ fn touched(len: usize) -> Vec<u8> {
     (0..len).map(|i| i as u8).collect()
 }
 
-/// Bytes per read of small messages, as in usual programs.
+/// Bytes per read of small messages, as is usual.
 const READ_AT_ONCE: usize = 64 << 10;
 /// Attempts between two checks of the clock.
 const TRIES: u32 = 1000;

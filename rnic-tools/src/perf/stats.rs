@@ -47,7 +47,7 @@ impl Series {
     }
 }
 
-/// Histogram of the times of single operations, with three digits.
+/// Histogram of operation times, with three digits.
 #[derive(Clone, Debug)]
 pub struct Times {
     nanoseconds: Histogram<u64>,

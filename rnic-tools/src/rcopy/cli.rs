@@ -20,7 +20,7 @@ use crate::{cli, clients, link};
 /// Start `rcopy serve` on the receiver, then `rcopy send FILE HOST:PORT` on the sender. Both need a
 /// running `rnicd`; RNIC_SOCKET is the path of its socket.
 ///
-/// Exit codes: 0 copied and verified; 1 something failed, without a partial file; 2 wrong usage.
+/// Exit codes: 0 copied and verified; 1 failed, leaving no partial file; 2 wrong usage.
 #[derive(Parser)]
 #[command(name = "rcopy", version)]
 struct Cli {
@@ -52,7 +52,7 @@ struct Serve {
     /// Replace files of the same name instead of rejecting new ones.
     #[arg(long)]
     replace: bool,
-    /// Largest file accepted, such as 10GiB [default: the free space of the disk].
+    /// Largest file accepted, such as 10GiB [default: the free space on the disk].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_size: Option<u64>,
     /// Maximum number of files received at a time; further senders are rejected.

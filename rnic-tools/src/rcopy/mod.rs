@@ -61,7 +61,7 @@ impl Default for SendOptions {
 pub struct ReceiveOptions {
     /// Replaces a file of the same name. Default: false, which rejects the copy.
     pub replace: bool,
-    /// Largest file accepted, in bytes. Default: the free space of the disk.
+    /// Largest file accepted, in bytes. Default: the free space on the disk.
     pub max_size: Option<u64>,
     /// Maximum bytes per chunk. Default 1 MiB.
     pub chunk: u32,

@@ -53,7 +53,7 @@ pub fn send_file(
     let reply = link::connect(messenger.qp(), peer, &connect).map_err(refused)?;
     let grant = Grant::parse(&reply.private_data, &offer)
         .map_err(|why| CopyError::Protocol { peer, why })?;
-    // The sender's copy of the ring: as many slots, of the agreed size.
+    // The sender's copy of the ring, with the same slots.
     let buffer = context.create_shared_buffer(grant.ring.len)?;
     let ring = pd.reg_mr(&buffer, ..grant.ring.len, Access::empty())?;
     let mut sender = Sender { messenger, ring, grant, peer, sent: 0, taken: 0 };
