@@ -5,7 +5,7 @@
 //! until half of the send queue is full; then the clock stops until they have completed. A round is
 //! the median of such runs, so that runs interrupted by the scheduler do not count. The daemon is
 //! pinned to the first CPU, and the program to the same or to the last one. A worker on another CPU
-//! fetches the cache lines while the program writes them, which is a part of the cost there.
+//! fetches the cache lines while the program writes them, which adds to the cost.
 
 use std::hint::black_box;
 use std::slice::from_ref;

@@ -49,7 +49,7 @@ enum What {
         /// QPs of a daemon in the rows about many QPs.
         #[arg(long, default_value_t = 10_000)]
         qps: u32,
-        /// Only daemons whose title contains this, such as "direct" or "tcp: 2 daemons, CRC on".
+        /// Only setups whose title contains this, such as "direct" or "tcp: 2 daemons, CRC on".
         #[arg(long, default_value = "")]
         only: String,
         #[command(flatten)]
@@ -71,7 +71,7 @@ enum What {
     /// Latency of a ping-pong while a program of another user (as root: uid 65534) writes 1 MiB
     /// messages as fast as it can, with one worker and with two.
     Neighbours {
-        /// Only daemons whose title contains this, such as "direct" or "one worker".
+        /// Only setups whose title contains this, such as "direct" or "one worker".
         #[arg(long, default_value = "")]
         only: String,
         #[command(flatten)]

@@ -25,7 +25,7 @@ impl MemoryUse {
     }
 }
 
-/// Returns milliseconds of CPU time and the thread switches of an idle daemon.
+/// Returns an idle daemon's CPU time in milliseconds and its context switches.
 pub fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
     let pid = context.status()?.pid;
     sleep(SETTLE);

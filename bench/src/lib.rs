@@ -2,9 +2,9 @@
 //!
 //! The measurements are those of `rnic-perf` (`rnic_tools::perf`). In turn with them, round by
 //! round, the program measures yardsticks: raw TCP between the same two processes, memcpy of the
-//! same working set, a relay through a third process. The ratios are meaningful because all results
-//! come from the same machine at the same time. It uses only the public interface of the library,
-//! the daemon's entries in `/proc`, and the `rnicd` binary for private daemons.
+//! same working set, and a relay through a third process. The ratios are meaningful because all
+//! results come from the same machine at the same time. It reaches daemons only by the public
+//! interface of the library, their entries in `/proc`, and the `rnicd` binary.
 //!
 //! One file per part: `bench` runs a measurement with its yardsticks, `report` compares, `all` is
 //! the table of design goals. `goals` assigns yardsticks and goals to measurements; `relay` is a

@@ -87,8 +87,8 @@ fn program(site: &Site, user: Option<u32>) -> Result<process::Command, PerfError
     Ok(program)
 }
 
-/// Runs the first process of a load: carries out commands from standard input until its end. The
-/// error returned has already been reported.
+/// Runs the first process of a load: carries out commands from standard input until EOF. The error
+/// returned has already been reported.
 pub fn serve_load(socket: Option<&Path>, peer_socket: Option<&Path>) -> Result<(), PerfError> {
     serve_child(|output| carry_out(socket, peer_socket, output))
 }

@@ -81,8 +81,7 @@ fn affinity(e: rustix::io::Errno) -> PerfError {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // The previous set was allowed. If it no longer is, or if the thread has ended, it stays
-        // pinned.
+        // Fails if the previous set is no longer allowed or the thread has ended.
         let _ = sched_setaffinity(self.thread, &self.before);
     }
 }

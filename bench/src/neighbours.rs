@@ -85,7 +85,7 @@ fn measure(options: &Options<'_>, setup: Setup) -> Result<Vec<Row>, PerfError> {
 
     let whose = match user {
         Some(_) => "of another user",
-        None => "of the same user, because only root can run programs of other users",
+        None => "of the same user, because only root can run programs as other users",
     };
     let path = ping_pongs[0].driver.path().to_owned();
     let row = |subject: String, kind, spec: &Spec, figures: Vec<Figure>, goal| {

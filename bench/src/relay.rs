@@ -1,13 +1,13 @@
 //! A lower bound for the latency of designs with a daemon in the path: three processes that pass a
 //! cache line from the first through the second to the third, and back.
 //!
-//! The first is the driver, the third plays the role of the peer, the second of the daemon. They
-//! share a page, poll like the ends of a polled ping-pong (and like a worker
-//! that has just had work), and do nothing else: no queues, no checks, no completions. Half a round
-//! trip is the time from the first process to the third. No RNIC with requests through a daemon can
-//! be faster on this machine; any additional time is the cost of its functions.
+//! The first is the driver, the second stands for the daemon, the third for the peer. They share a
+//! page, poll like the ends of a polled ping-pong (and like a worker that has just had work), and
+//! do nothing else: no queues, no checks, no completions. Half a round trip is the time from the
+//! first process to the third. No RNIC with requests through a daemon can be faster on this
+//! machine; any additional time is the cost of its functions.
 //!
-//! The best placement on CPUs is not known in advance, so there are several.
+//! The best placement on CPUs is not known in advance, so several are measured.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -144,7 +144,7 @@ impl Relay {
     }
 }
 
-/// Runs the second or the third process: carries out commands from standard input until its end.
+/// Runs the second or the third process: carries out commands from standard input until EOF.
 pub fn serve_relay() -> Result<(), PerfError> {
     serve_child(|output| {
         let mut input = std::io::stdin().lock();
@@ -259,7 +259,7 @@ impl Page {
         self.0.store_u64(line.at() + MESSAGE, n).map_err(outside)
     }
 
-    /// Clears the page. Must precede the start of the other processes.
+    /// Clears the page. Must precede the commands to run.
     fn clear(&self) -> Result<(), PerfError> {
         self.0.fill(0, PAGE, 0).map_err(outside)
     }
@@ -286,7 +286,7 @@ fn outside(fault: CopyFault) -> PerfError {
 
 /// Bytes of a message; with its number it fills a cache line.
 const MESSAGE: usize = 56;
-/// Distance of two lines, because caches fetch lines in pairs.
+/// Bytes between lines, because caches fetch lines in pairs.
 const APART: usize = 128;
 const PAGE: usize = 4096;
 

@@ -23,7 +23,7 @@ pub struct Options<'a> {
 }
 
 impl Options<'_> {
-    /// Returns the length of a round of a subject that cannot count messages.
+    /// Returns the round length of a subject that cannot count messages.
     pub fn time(&self) -> Duration {
         match self.amount {
             Amount::Time(time) => time,

@@ -216,7 +216,7 @@ fn best_of_each(others: Vec<Other>) -> Vec<Other> {
     best
 }
 
-/// Returns the number of messages of a first run, which takes some tens of milliseconds.
+/// Returns the number of messages for a first run of some tens of milliseconds.
 fn first_count(size: u32) -> u64 {
     (FIRST_BYTES / u64::from(size.max(1))).clamp(LEAST, 10_000)
 }

@@ -141,7 +141,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both may fail if the process has already ended.
+        // Failures do not matter here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

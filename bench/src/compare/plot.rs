@@ -14,7 +14,7 @@ use super::sweep::{Compared, Path as Way};
 pub fn draw(all: &[Compared], folder: &Path) -> Result<Vec<PathBuf>, PerfError> {
     use SeriesLabelPosition::{LowerRight, UpperLeft};
 
-    std::fs::create_dir_all(folder).map_err(PerfError::io("making the folder of the plots"))?;
+    std::fs::create_dir_all(folder).map_err(PerfError::io("creating the plot folder"))?;
     let mut written = Vec::new();
     // Both curves rise to the right, so the legends are in the empty corners.
     for (kind, op, name, title, legend) in [

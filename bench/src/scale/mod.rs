@@ -1,6 +1,6 @@
 //! Costs that grow with the number of idle objects, and the effect of a second worker.
 //!
-//! Each part measures the same work beside few and beside many idle objects, in turn, on separate
+//! Most parts measure the same work beside few and beside many idle objects, in turn, on separate
 //! private daemons. The first result of a row has the most objects. The goal applies to its ratio
 //! to the result with the fewest objects: idle objects should cost nothing.
 
@@ -24,8 +24,7 @@ pub use row::FLAT;
 
 /// Measures all selected parts. A failed measurement is a row with the reason.
 ///
-/// A daemon has at most `qps` QPs, and there are ten times as many regions, a tenth as many
-/// sessions.
+/// A daemon has at most `qps` QPs, ten times as many regions and a tenth as many sessions.
 pub fn scale(
     options: &Options<'_>,
     qps: u32,

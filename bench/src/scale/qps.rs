@@ -44,11 +44,11 @@ pub fn cost_of_qps(setup: Setup, costs: &Costs, goal: Goal) -> Row {
     row(subject, Kind::Cost, &costs.path, setup, spec, costs.figures.clone(), Some(goal))
 }
 
-/// Returns a stream of single Writes, up to sixteen of them outstanding.
+/// Returns a stream of unbatched Writes, at most sixteen outstanding.
 pub fn work() -> Spec {
     Spec::new(Op::Write, Flow::Stream, 8).stream(DEPTH, 1, 8 * u64::from(DEPTH))
 }
 
-/// QPs of a daemon with traffic.
+/// QPs with traffic per daemon.
 pub const ACTIVE: u32 = 10;
 const DEPTH: u32 = 16;

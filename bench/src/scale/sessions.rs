@@ -89,7 +89,7 @@ fn clients(site: &Site, count: u32) -> Result<(Vec<Client>, MemoryUse), PerfErro
     Ok((sessions.into_iter().enumerate().map(client).collect::<Result<_, PerfError>>()?, taken))
 }
 
-/// Raises the limit of file descriptors: each session needs several here and in the daemons, which
+/// Raises the limit on file descriptors: each session needs several here and in the daemons, which
 /// inherit the limit.
 fn raise_nofile_limit() -> Result<(), PerfError> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
