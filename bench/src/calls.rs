@@ -102,7 +102,7 @@ fn per_call(elapsed: Duration) -> f64 {
     elapsed.as_secs_f64() * 1e9 / f64::from(RUN)
 }
 
-/// Returns the median of as many runs as fit a round.
+/// Returns the median of as many runs as fit in a round.
 fn median(
     amount: Amount,
     mut run: impl FnMut() -> Result<f64, PerfError>,

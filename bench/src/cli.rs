@@ -55,8 +55,8 @@ enum What {
         #[command(flatten)]
         common: Common,
     },
-    /// Costs that grow with idle objects: a Write beside many QPs, regions and sessions, and
-    /// connecting beside many connections; also two workers compared with one.
+    /// Costs that grow with idle objects: a Write with many QPs, regions and sessions, and
+    /// connecting with many connections; also two workers compared with one.
     Scale {
         /// Maximum QPs of a daemon; ten times as many regions, a tenth as many sessions.
         #[arg(long, default_value_t = MOST_QPS, value_parser = clap::value_parser!(u32).range(QPS))]

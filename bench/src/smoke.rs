@@ -92,7 +92,7 @@ fn judged(what: &str, mut measure: impl FnMut(u32) -> Result<Row, PerfError>) ->
     }
 }
 
-/// Compares an operation with its yardsticks, of which one has a bound.
+/// Compares an operation with its yardsticks, one of which has a bound.
 fn ratio(
     options: &Options<'_>,
     setup: Setup,

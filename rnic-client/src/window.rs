@@ -35,7 +35,7 @@ use crate::session::unexpected;
 /// let remote = window.bind_with_key(qp, 1, &hundred, 7)?;
 /// // Queued after the bind: the window is bound before the peer has the message.
 /// qp.post_send(&[SendRequest::send_inline(2, &remote.to_bytes())])?;
-/// // ... After this has completed, the peer has no more access.
+/// // ... When this has completed, the peer has lost access.
 /// window.unbind(qp, 3)?;
 /// # Ok(())
 /// # }

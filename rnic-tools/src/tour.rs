@@ -609,7 +609,7 @@ impl Guest {
             .map_err(|e| self.failed(e.source))
     }
 
-    /// Waits until `n` of our requests have completed. Keeps reports that arrive in between.
+    /// Waits until `n` of our requests have completed. Keeps reports that arrive meanwhile.
     fn completed(&mut self, n: usize) -> Result<Completion, TourError> {
         let mut last = None;
         let mut left = n;

@@ -1,4 +1,4 @@
-//! Connection rate beside many established connections.
+//! Connection rate with many established connections.
 
 use rnic_tools::perf::PerfError;
 use rnic_tools::perf::driver::Link;
@@ -13,7 +13,7 @@ use crate::report::{Kind, Row};
 use crate::site::{Options, Site};
 
 /// Measures the rate of connections made one after the other (connect, accept, established at both
-/// ends), beside the maximum number of connections, a tenth of it, and a single connection.
+/// ends), with the maximum number of connections, a tenth of it, and one connection.
 pub fn measure(options: &Options<'_>, qps: u32, setup: Setup) -> Result<Vec<Row>, PerfError> {
     let counts = [qps, qps / 10, 1];
     let per_connection = 3 - setup.daemons;

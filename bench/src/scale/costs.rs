@@ -1,4 +1,4 @@
-//! Measures the same stream beside different numbers of objects, in turn.
+//! Measures the same stream with different numbers of objects, in turn.
 
 use rnic_client::Context;
 use rnic_tools::perf::PerfError;
@@ -13,7 +13,7 @@ use crate::site::{Options, Site};
 
 /// A stream with its own daemons.
 pub struct Case {
-    /// Description of the objects beside it.
+    /// Description of the other objects.
     pub what: String,
     /// Daemons of the case.
     pub site: Site,

@@ -1,4 +1,4 @@
-//! Cost of a Write beside idle connected QPs.
+//! Cost of a Write with idle connected QPs.
 
 use rnic_client::Context;
 use rnic_tools::perf::PerfError;
@@ -17,7 +17,7 @@ pub fn measure(options: &Options<'_>, qps: u32, setup: Setup) -> Result<Vec<Row>
     Ok(vec![cost_of_qps(setup, &costs, FLAT)])
 }
 
-/// Measures with each number of QPs per daemon, in ascending order, of which ten have traffic. Then
+/// Measures with each number of QPs per daemon, in ascending order; ten QPs have traffic. Then
 /// calls `then` with the daemon that has the most.
 pub fn few_and_many<T>(
     options: &Options<'_>,

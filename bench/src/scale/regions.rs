@@ -1,4 +1,4 @@
-//! Cost of a Write, and rate of registrations, beside unused regions.
+//! Cost of a Write, and rate of registrations, with unused regions.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Cost of a Write beside idle clients, and memory per client.
+//! Cost of a Write with idle clients, and memory per client.
 
 use rnic_client::{Access, Context, Cq, Mr, Pd, Qp, QpOptions};
 use rnic_tools::perf::PerfError;

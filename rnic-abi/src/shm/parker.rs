@@ -24,7 +24,7 @@ impl Parker {
     /// and must call [`unpark`](Self::unpark) when it wakes.
     ///
     /// Pairs with [`is_parked`](Self::is_parked). Here: store `parked`, fence, check for commands.
-    /// There: push the command, fence, load `parked`. The two SeqCst fences have a single order. If
+    /// There: push the command, fence, load `parked`. The two SeqCst fences are totally ordered. If
     /// this one is first, the control thread sees `parked`. If the other is first, `idle` sees the
     /// command. They cannot both miss.
     #[must_use = "the worker may sleep only if this is true"]

@@ -68,7 +68,7 @@ pub enum Operation {
         /// Outstanding requests.
         #[arg(long, default_value_t = 16)]
         depth: u32,
-        /// Requests per post, of which the last is signaled [default: a quarter of --depth].
+        /// Requests per post; the last is signaled [default: a quarter of --depth].
         #[arg(long)]
         batch: Option<u32>,
         /// Memory used by the messages at each end: one message, as in UCX and libfabric, if it is
@@ -110,7 +110,7 @@ pub enum Operation {
         /// Outstanding requests per QP.
         #[arg(long, default_value_t = 256)]
         depth: u32,
-        /// Requests per post, of which the last is signaled.
+        /// Requests per post; the last is signaled.
         #[arg(long, default_value_t = 32)]
         batch: u32,
         /// Connected QPs.

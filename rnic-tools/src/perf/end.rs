@@ -487,7 +487,7 @@ pub fn many_regions(context: &Context, pd: &Pd, count: u32) -> Result<Vec<Mr>, P
     (0..u64::from(count)).map(region).collect()
 }
 
-/// Builds requests for the slots in rotation, in batches of which the last request is signaled.
+/// Builds requests for the slots in rotation, in batches whose last request is signaled.
 fn make_batches<'a>(
     spec: &Spec,
     remote: &RemoteMemory,

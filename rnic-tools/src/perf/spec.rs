@@ -88,7 +88,7 @@ pub struct Spec {
     pub slots: u32,
     /// Outstanding send requests per QP.
     pub depth: u32,
-    /// Requests per post, of which the last is signaled.
+    /// Requests per post; the last is signaled.
     pub batch: u32,
     /// Connected QPs.
     pub qps: u32,
