@@ -4,7 +4,7 @@
 //! machines ([`stream`]), the device model ([`device`]) and the [`engine`], which connects wire and
 //! device. It uses no sockets, threads, clocks or configuration files: bytes, time and randomness
 //! are arguments, so that every layer can run alone in a test or fuzzer. `rnicd` drives the engine.
-//! `rnic-abi` has everything that clients use as well.
+//! `rnic-abi` has everything that clients also use.
 
 // Each cast that could lose data states why it does not. Tests may cast freely.
 #![cfg_attr(

@@ -54,7 +54,7 @@ fn small_writes(path: Path) -> Run {
         batch += 1;
         let sent: [u8; BATCH as usize * SMALL] =
             std::array::from_fn(|at| batch.to_le_bytes()[at % SMALL] ^ (at / SMALL) as u8);
-        pair.ends[0].memory.write(0, &sent).expect("it is there");
+        pair.ends[0].memory.write(0, &sent).expect("mapped");
         for n in 0..BATCH {
             let at = n as usize * SMALL;
             let flags = if n + 1 == BATCH { SendFlags::SIGNALED } else { SendFlags::empty() };
@@ -64,7 +64,7 @@ fn small_writes(path: Path) -> Run {
         pair.ring();
         pair.turn_until_completed(0, batch, 0);
         pair.turn_until(|pair| {
-            pair.ends[1].memory.read(0, &mut found).expect("it is there");
+            pair.ends[1].memory.read(0, &mut found).expect("mapped");
             found == sent
         });
     })
@@ -76,7 +76,7 @@ fn small_send(path: Path) -> Run {
     let mut number = 0u64;
     Box::new(move || {
         number += 1;
-        pair.ends[0].memory.write(0, &number.to_le_bytes()).expect("it is there");
+        pair.ends[0].memory.write(0, &number.to_le_bytes()).expect("mapped");
         pair.post_receive(number, 0..SMALL);
         let header = pair.request(SendOpcode::Send, SendFlags::SIGNALED, number, 0);
         pair.push(&header, 0..SMALL);
@@ -93,11 +93,11 @@ fn long_write(path: Path) -> Run {
     let last = LONG - SMALL;
     let mut number = 0u64;
     let sent = crate::pattern(LONG);
-    pair.ends[0].memory.write(0, &sent).expect("it is there");
+    pair.ends[0].memory.write(0, &sent).expect("mapped");
     Box::new(move || {
         number += 1;
         for at in [0, LONG / 2, last] {
-            pair.ends[0].memory.store_u64(at, number).expect("it is there");
+            pair.ends[0].memory.store_u64(at, number).expect("mapped");
         }
         let header = pair.request(SendOpcode::Write, SendFlags::SIGNALED, number, 0);
         pair.push(&header, 0..LONG);

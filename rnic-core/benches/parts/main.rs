@@ -8,8 +8,8 @@
 //! ```
 //!
 //! There are no sockets, no threads and no daemon. Every run asserts its result (bytes at the right
-//! addresses, successful completions), so a broken part fails its benchmark. The same
-//! runs are timed and have their instructions counted.
+//! addresses, successful completions), so a broken part fails its benchmark. Times and instruction
+//! counts are of the same runs.
 
 mod codec;
 mod deframer;

@@ -50,7 +50,7 @@ pub(crate) struct Pair {
     now: Time,
 }
 
-/// A program with a QP and a region, or one end of the connection.
+/// A program with a QP and a region: one end of the connection.
 pub(crate) struct End {
     /// Memory of its region.
     pub(crate) memory: Arc<Mapping>,
@@ -265,7 +265,7 @@ impl End {
         let qp = QpId(n);
         let pd = PdId(n);
         let stag = Stag(n << 8);
-        let scanner = DoorbellScanner::new(arena.clone(), 0).expect("it has such a page");
+        let scanner = DoorbellScanner::new(arena.clone(), 0).expect("a doorbell page");
         // The same user runs both programs.
         engines[engine].attach_session(session, UserId(1), scanner, now);
         let region = EngineCommand::InstallStag(StagEntry {
@@ -319,7 +319,7 @@ impl End {
             sq: SendProducer::new(sq_end),
             rq: ReceiveProducer::new(rq_end),
             cq: CompletionConsumer::new(cq_end),
-            ringer: DoorbellRinger::new(arena, 0).expect("it has such a page"),
+            ringer: DoorbellRinger::new(arena, 0).expect("a doorbell page"),
         };
         (end, Box::new(config))
     }

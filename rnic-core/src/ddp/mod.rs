@@ -3,9 +3,9 @@
 //! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. Decoding fails only if the
 //! segment is shorter than its header, so that every other fault can be reported with the header.
 //! [`crate::stream::inbound`] checks the fields of successive segments, and the device checks
-//! STags. Section 5.3 prescribes an order: the engine's requester keeps it at the data source. At
-//! the data sink, `stream::inbound` checks which segment may arrive next, and the engine's
-//! `arrival` checks placement and delivery.
+//! STags. Section 5.3 prescribes the order of segments: the engine's requester keeps it at the data
+//! source. At the data sink, `stream::inbound` checks which segment may arrive next, and the
+//! engine's `arrival` checks placement and delivery.
 
 use std::fmt;
 

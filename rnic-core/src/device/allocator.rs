@@ -1,7 +1,7 @@
 //! Allocation of steering tags.
 //!
-//! The resource manager owns the [`StagAllocator`]. Its values cannot be predicted (RFC 5042
-//! section 8.1.1), neither by a peer nor by a client that has seen any number of them.
+//! The resource manager owns the [`StagAllocator`]. Its values cannot be predicted (RFC 5040
+//! section 8.1.1) by a peer, or by a client that has seen any number of them.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -13,15 +13,16 @@ use rnic_abi::types::Stag;
 /// Issues STags. An STag consists of a 24-bit index that no other object has, and an 8-bit key.
 /// Both are drawn at random each time.
 ///
-/// An index is drawn from those that are neither in use nor resting. A released index rests until
-/// [`REST`] others have been released. No state such as a key counter is kept per index, so an
-/// index can be used any number of times.
+/// An index is drawn from the indices that are neither in use nor resting. A released index rests
+/// until [`REST`] others have been released. No state such as a key counter is kept per index, so
+/// an index can be used any number of times.
 ///
 /// The owner may change the key where verbs allow it (windows). The first and the last index are
 /// not used, so that no STag, with any key, is 0 or `0xFFFF_FFFF`.
 ///
-/// At most half of all indices are in use, so two draws find a free one on average, and even a
-/// client that holds or has seen all others can rule out only slightly more than half of them.
+/// At most half of all indices are in use, so two draws or fewer find a free one on average, and
+/// even a client that holds or has seen all others can rule out only slightly more than half of
+/// them.
 pub struct StagAllocator {
     space: Space,
     random: ChaCha20Rng,
@@ -62,8 +63,8 @@ impl StagAllocator {
         if self.used.len() == self.space.most() as usize {
             return Err(StagsExhausted);
         }
-        // At most half of the indices are in use and one of 256 rests, so each draw succeeds with
-        // a probability of nearly one half or more.
+        // At most half of the indices are in use and one in 256 rests, so each draw succeeds with a
+        // probability of nearly one half or more.
         loop {
             //= RDMAP-8.1.1-8
             let stag = self.space.stag(self.random.next_u32());
@@ -118,7 +119,7 @@ impl Space {
         (self.indices() / 256) as usize
     }
 
-    /// Makes an STag from the high bits of `random`: as many as an index and a key have.
+    /// Makes an STag from the high bits of `random`: the width of an index and a key.
     fn stag(self, random: u32) -> Stag {
         Stag(random >> (Space::WHOLE.bits - self.bits))
     }

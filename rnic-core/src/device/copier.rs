@@ -3,7 +3,7 @@
 //! Workers and the resource manager share a [`Copier`], which contains the session and, for each
 //! worker, two counts of jobs: begun and completed. Jobs of one worker complete in the order in
 //! which they began, so these counts show when all jobs begun before a given time have ended. A
-//! revocation is acknowledged then, because a job does not look up its STag again.
+//! revocation is acknowledged only then, because a job does not look up its STag again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -34,7 +34,7 @@ struct JobCount {
     over: AtomicU64,
 }
 
-/// Numbers of jobs begun at some moment, by worker.
+/// Number of jobs begun by each worker at some moment.
 #[derive(Clone, Debug)]
 pub struct Mark(Vec<u64>);
 
@@ -68,7 +68,7 @@ impl Copier {
         }
     }
 
-    /// Returns the number of jobs in progress of this worker.
+    /// Returns the number of this worker's jobs in progress.
     pub(crate) fn under_way(&self, worker: u32) -> u64 {
         let jobs = self.jobs.get(worker as usize);
         // Called by the worker itself, so no job begins between the two loads.
@@ -90,7 +90,7 @@ impl Copier {
         Mark(self.jobs.iter().map(|jobs| jobs.begun.load(SeqCst)).collect())
     }
 
-    /// Returns true if all jobs before the mark have ended, or the session ends.
+    /// Returns true if all jobs before the mark have ended, or the session has ended.
     pub fn has_passed(&self, mark: &Mark) -> bool {
         let over = self.jobs.iter().zip(&mark.0).all(|(jobs, m)| jobs.over.load(SeqCst) >= *m);
         over || self.ended.load(SeqCst)
@@ -119,7 +119,7 @@ pub struct CopyJob {
     pub copier: Arc<Copier>,
     /// Ranges in the client's address space.
     pub pieces: Pieces,
-    /// Operation, and its data.
+    /// Operation and its data.
     pub direction: Direction,
 }
 
@@ -130,7 +130,7 @@ pub enum Direction {
     Out,
     /// Copies into the address space, that is, writes to the client's memory.
     In {
-        /// Bytes for all pieces, in order, as many as the pieces have together.
+        /// Bytes for all pieces, in order.
         bytes: Vec<u8>,
         /// True if the last bytes must become visible last.
         tail_last: bool,

@@ -1,7 +1,7 @@
 //! The daemon's end of completion queues.
 //!
 //! A CQ may serve QPs of several workers, so a lock, held briefly, protects its producer. This rule
-//! contains overflows (a mechanism of RFC 5042 section 6.4.3.2): every request taken from a send
+//! confines overflows (a mechanism of RFC 5042 section 6.4.3.2): every request taken from a send
 //! queue holds a slot until it is retired, so send completions and flushes always fit. Receives
 //! reserve nothing, and a receive completion without a free slot is an overflow, which kills this
 //! CQ and its QPs and no others.
@@ -66,7 +66,7 @@ pub enum ResizeFault {
 pub enum CqFault {
     /// No slot is free, and none was reserved for the completion.
     Full,
-    /// The CQ died earlier, by an overflow or because its client corrupted the ring.
+    /// The CQ died earlier, from an overflow or because its client corrupted the ring.
     Dead,
     /// The client's consumer index is invalid.
     BadIndex(QueueFault),
@@ -197,8 +197,8 @@ impl Cq {
         Ok(inner.published(std::slice::from_ref(cqe)))
     }
 
-    /// Requests that the client rings `worker` when it has freed slots, and that other workers
-    /// notify it when they have. The caller must then try once more, because slots may have become
+    /// Asks the client to ring `worker` when it has freed slots, and other workers to notify
+    /// `worker` when they have. The caller must then try once more, because slots may have become
     /// free before the request was visible.
     pub fn wait_for_space(&self, worker: u32) {
         let mut inner = self.inner.lock();
@@ -290,7 +290,7 @@ impl From<PublishError> for CqFault {
 
 /// Maximum number of checks before the last one, which copies the rest.
 const MAX_CHECKS: usize = 4;
-/// Number of entries that may be copied while workers wait: some microseconds.
+/// Number of entries that may be copied while workers wait: a few microseconds.
 const MAX_LAST_COPY: u32 = 64;
 
 #[cfg(test)]
@@ -427,7 +427,7 @@ mod tests {
                 next[worker] += 1;
             }
             let _nobody_waits = client.release();
-            // Only while enough completions are still to come that one of them takes the arm.
+            // Only while enough completions are still to come for one of them to take the arm.
             if !armed && next[0] + next[1] < EACH {
                 armed = true;
                 arms += 1;

@@ -71,7 +71,7 @@ struct Rings {
 pub enum OwnerFilter {
     /// Records of all owners.
     All,
-    /// Records of sessions that were opened for this account, or with `None` for an unknown one.
+    /// Records of sessions that were opened for this account; `None` if it is unknown.
     Of(Option<u32>),
 }
 
@@ -270,7 +270,7 @@ mod tests {
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
         log.end(SessionId(1));
-        // Another owner opens session after session to fail in.
+        // Another owner opens session after session and fails in each.
         for session in 2..200 {
             log.open(SessionId(session), Some(2), SESSION_RECORDS);
             for _ in 0..100 {
@@ -280,7 +280,7 @@ mod tests {
         }
         assert_eq!(log.kept(OwnerFilter::All), ENDED_RECORDS);
         assert_eq!(log.find(kept).map(|k| k.owner), Some(Some(1)));
-        // The newest records of the flood are left.
+        // The newest records of the flood remain.
         assert!(log.find(log.made()).is_some());
         assert!(log.find(kept + 1).is_none());
     }

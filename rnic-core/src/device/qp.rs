@@ -1,7 +1,7 @@
 //! The state and counters of a QP that its worker and the control thread share.
 //!
-//! The worker that owns the QP is the only writer of all fields except the context. Readers may see
-//! values from different instants.
+//! While a worker owns the QP, only that worker writes the fields, except the context. Readers may
+//! see values from different instants.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 

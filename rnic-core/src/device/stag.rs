@@ -1,9 +1,9 @@
 //! Steering tag tables, which resolve (STag, offset, length) to memory.
 //!
 //! Each worker owns a [`StagTable`] as plain data. Memory is accessible only through
-//! [`StagTable::local`] or [`StagTable::remote`], or for series of requests through a
+//! [`StagTable::local`] or [`StagTable::remote`], or, for a series of requests, through a
 //! [`RecentStag`](super::RecentStag). They check the access and return a [`Target`] that borrows
-//! the table, so a check cannot outlive the next change of the table.
+//! the table, so a check cannot outlive the next change to the table.
 
 mod bind;
 mod change;

@@ -3,7 +3,7 @@
 //!
 //! The resource manager, which creates and lists a [`Window`], shares it with the workers, which
 //! bind it. A lock, held briefly, protects its state, so if two QPs on two workers bind it at the
-//! same time, one of them succeeds. A type 1 window serves every QP of its domain and therefore
+//! same time, only one succeeds. A type 1 window serves every QP of its domain and therefore
 //! changes on every worker ([`StagChange`](super::StagChange)). A type 2 window serves only the QP
 //! that bound it and exists only on that QP's worker.
 //!
@@ -42,8 +42,8 @@ impl WindowCount {
     }
 }
 
-/// Binding of a window. Keeps the region from the bind request until the window gives no more
-/// access to it.
+/// Binding of a window. Pins the region from the bind request until the window gives no more access
+/// to it.
 #[derive(Debug)]
 pub struct Binding {
     window: MwId,

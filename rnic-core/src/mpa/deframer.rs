@@ -82,7 +82,7 @@ impl Deframer {
         Ok(strip_markers(fpdu, first, start, len))
     }
 
-    /// Returns the offset of the next FPDU's ULPDU_Length field, which follows a Marker due now.
+    /// Returns the offset of the next FPDU's ULPDU_Length field, after a Marker if one is due now.
     fn length_at(&self) -> usize {
         if self.markers && self.phase == 0 { MARKER_LEN } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Tests the rows of the table `limit` that concern MPA against the code.
+//! Tests MPA against its rows of the table `limit`.
 
 use super::startup::{Enhanced, Frame, FrameKind, Progress, Repr, RtrKinds};
 use super::tests::pattern;
@@ -112,7 +112,7 @@ fn marker_interval() {
     let mut framer = Framer::new(true, false);
     let mut stream = Vec::new();
     let mut starts = Vec::new();
-    // In this stream only the RESERVED bytes of Markers and the pad are 0.
+    // No byte of the payload is 0, unlike the RESERVED bytes of Markers.
     for len in (1..40).map(|n| n * 37) {
         starts.push(stream.len());
         stream.extend(super::tests::frame(&mut framer, &[], &vec![0xEE; len]));

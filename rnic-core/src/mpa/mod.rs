@@ -52,7 +52,7 @@ pub fn mulpdu(emss: usize, markers: bool) -> u16 {
     u16::try_from(room).unwrap_or(MAX_MULPDU).clamp(MIN_MULPDU, MAX_MULPDU)
 }
 
-/// Fault of a received FPDU. None of its bytes has been delivered.
+/// Fault in a received FPDU. None of its bytes has been delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MpaFault {
     /// The CRC does not match (error 2).

@@ -54,7 +54,7 @@ bitflags! {
 /// Enhanced data: the first four bytes of the Private Data if S is set (RFC 6581 section 9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enhanced {
-    /// A: peer-to-peer model: either side may send first, after an RTR from the Initiator.
+    /// A: peer-to-peer model, in which either side may send after an RTR from the Initiator.
     pub peer_to_peer: bool,
     /// B, C, D: RTRs that the sender of the frame supports. Ignored if A is clear.
     pub rtr: RtrKinds,
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
     use crate::mpa::tests::hex;
 
-    /// A Request of siw that requests the peer-to-peer model.
+    /// A Request from siw for the peer-to-peer model.
     const REQUEST: &str = "4d504120 49442052 65712046 72616d65 10020004 8004c004";
 
     #[test]

@@ -1,4 +1,4 @@
-//! Tests framer and deframer against each other and against literal bytes.
+//! Tests framer and deframer against each other and with modified FPDUs.
 
 use std::convert::Infallible;
 
@@ -152,7 +152,7 @@ fn any_flipped_bit_is_detected() {
             let mut stream = [&fpdu[..], &behind].concat();
             stream[bit / 8] ^= 0x80 >> (bit % 8);
             let mut collector = Collector::new(markers, true);
-            // A longer ULPDU_Length may wait for more bytes. Every other flip is a fault.
+            // A longer ULPDU_Length may require more bytes. Every other flip is a fault.
             let waits = collector.receive(&stream).is_ok();
             assert!(!waits || collector.deframer.needed(&stream) > stream.len(), "bit {bit}");
             assert!(collector.ulpdus.is_empty(), "bit {bit}");

@@ -39,9 +39,9 @@ pub struct AtomicRequest {
     pub operation: AtomicOperation,
     /// ID chosen by the requester and repeated in the response.
     pub id: u32,
-    /// Buffer that contains the operand.
+    /// Buffer that contains the target word.
     pub stag: Stag,
-    /// Offset of the operand in that buffer.
+    /// Offset of the target word in that buffer.
     pub to: TaggedOffset,
 }
 

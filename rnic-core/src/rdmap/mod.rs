@@ -1,4 +1,4 @@
-//! RDMAP (RFC 5040): opcodes, Read Request and Terminate headers.
+//! RDMAP (RFC 5040, RFC 7306): opcodes and headers.
 //!
 //! Contains only the formats of the RDMAP layer. [`crate::stream::inbound`] checks the order of
 //! opcodes, and the device checks access to memory. Unassigned opcodes and error codes can be
@@ -170,7 +170,7 @@ impl Opcode {
         matches!(self, Opcode::Immediate | Opcode::ImmediateSolicited)
     }
 
-    /// Returns true for a Send with immediate data. They take the place of the STag to invalidate.
+    /// Returns true for a Send whose immediate data replace the STag to invalidate.
     #[inline]
     #[must_use]
     pub fn has_immediate(self) -> bool {

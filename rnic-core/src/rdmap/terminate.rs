@@ -127,12 +127,13 @@ impl<'a> Terminate<'a> {
     }
 }
 
-/// Decodes code and flags (as [`FLAGS`]) of the control word. `headers` is true if headers follow.
+/// Decodes code and flags of the control word; the flags are at their positions in [`FLAGS`].
+/// `headers` is true if headers follow.
 ///
 /// The layout is siw's if the flags are in siw's position, or if the code is assigned only with
 /// Layer and EType exchanged. In the RFC's layout, siw's flags are reserved bits and may have any
-/// value. But without flags a Terminate of the RFC has no headers, whereas one of siw with flags
-/// has some.
+/// value. But an RFC Terminate without flags has no headers, whereas a siw Terminate with flags has
+/// some.
 fn read_control(control: &[u8; CONTROL_LEN], headers: bool) -> (TerminateCode, u8, Layout) {
     //= RDMAP-4.8-2, RDMAP-4.8-6
     let [first, code, third, _] = *control;

@@ -2,8 +2,8 @@
 //!
 //! This module contains the checks of DDP and RDMAP that need neither memory nor buffers. They run
 //! in a fixed order, and the first failure is reported (RFC 5041 section 7, RFC 5040 section 7).
-//! The engine makes the other checks in between: STag and bounds of a Write, the outstanding
-//! request of a Read Response, the posted buffer of a Send.
+//! The engine makes the other checks: STag and bounds of a Write, the outstanding request of a Read
+//! Response, the posted buffer of a Send.
 
 use super::Fault;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
@@ -92,7 +92,7 @@ pub enum Arrival<'p> {
         last: bool,
     },
     /// A Send of any kind. The caller checks the buffer with [`send_fits`], places the payload and
-    /// calls [`Inbound::sent_placed`]. Immediate Data is complete and already placed.
+    /// calls [`Inbound::sent_placed`]. Immediate Data is complete and has no payload to place.
     Send {
         /// Other attributes of the Send.
         kind: SendKind,
@@ -153,7 +153,7 @@ struct Queue {
     opcode: Option<Opcode>,
     /// Number of bytes received of this message.
     received: u64,
-    /// Highest end offset among the segments received of this message.
+    /// Highest end offset among the received segments of this message.
     end: u64,
 }
 
@@ -334,7 +334,7 @@ impl Inbound {
         //= RDMAP-4.1-10, 7306-4.1-4
         let mut kind = SendKind::of(opcode, inv_stag);
         if opcode.is_immediate() {
-            // The RFC defines no error code for Immediate Data with fewer bytes.
+            // The RFC defines no error code for Immediate Data that is too short.
             //= 7306-6.2-1, 7306-6.3-7
             if !collect(&mut self.sends, &header, payload, &mut self.immediate)? {
                 return Ok(Arrival::Part);
@@ -403,7 +403,7 @@ impl Inbound {
         }
         let mut bytes = [0; UntaggedHeader::LEN];
         bytes.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
-        #[expect(clippy::cast_possible_truncation, reason = "at most 70: it fitted the header")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most 70: two headers")]
         let segment_len = (UntaggedHeader::LEN + payload.len()) as u16;
         if let Opcode::AtomicRequest = opcode {
             let request = AtomicRequest::parse(&self.request)

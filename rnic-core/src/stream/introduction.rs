@@ -40,8 +40,8 @@ pub struct Introduction {
     pub rq_psn: u32,
     /// First PSN that the sender uses, 24 bits; `None` before RTS.
     pub sq_psn: Option<u32>,
-    /// Random number of this connection request, which an [`VerificationQuery`] repeats; zero in
-    /// the reply.
+    /// Random number of this connection request, which a [`VerificationQuery`] repeats; zero in the
+    /// reply.
     pub dial: u64,
     /// Instance number of the daemon that the request is for; zero if it is unknown.
     pub daemon: u64,
@@ -130,7 +130,7 @@ impl VerificationQuery {
         bytes
     }
 
-    /// Decodes a query. Ignores and rejects the same bytes as [`Introduction::parse`].
+    /// Decodes a query, under the same rules as [`Introduction::parse`].
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.first_chunk()?;
         let Ends { gid, qp, to_gid, to_qp } = parse_ends(bytes, VERIFICATION_QUERY)?;

@@ -1,4 +1,4 @@
-//! Sans-IO iWARP streams: start-up machines and receive validation.
+//! Sans-IO iWARP streams: start-up state machines and receive validation.
 //!
 //! This module connects the wire formats ([`crate::mpa`], [`crate::ddp`], [`crate::rdmap`]) with
 //! the owners of memory and sockets. For the daemon's connection manager, [`startup`] turns the
@@ -46,7 +46,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Creates a fault that no incoming message caused.
+    /// Creates a fault that encloses no segment.
     #[inline]
     #[must_use]
     //= RDMAP-4.8-10, RDMAP-7.1-2, 7306-8.1-1

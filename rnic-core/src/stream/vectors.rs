@@ -75,7 +75,7 @@ impl Bench {
         }
     }
 
-    /// Passes an FPDU as filler, without further checks.
+    /// Receives an FPDU as filler, without further checks.
     fn pass_filler(&mut self, mut fpdu: Vec<u8>) {
         let ulpdu = self.deframer.take(&mut fpdu).expect("valid FPDU");
         let Ok(Arrival::Send { mo, payload, last, .. }) = self.inbound.handle(ulpdu, true) else {

@@ -35,7 +35,7 @@ fn predictions(seen: &[Stag], returned: &[Stag]) -> HashSet<u32> {
         all.insert(b.0.wrapping_add(b.0.wrapping_sub(a.0).wrapping_mul(n)));
         all.insert(b.0 ^ (a.0 ^ b.0).wrapping_mul(n));
     }
-    // The successor of the latest STag in an earlier occurrence, if there is one.
+    // The successor of an earlier occurrence of the latest STag, if there is one.
     all.extend(seen.windows(2).filter(|two| two[0] == *b).map(|two| two[1].0));
     all
 }
@@ -59,8 +59,8 @@ fn seen_stags_do_not_predict_the_next() {
         let guesses = predictions(&seen, &returned);
         let indices: HashSet<u32> = returned.iter().map(|stag| index(*stag)).collect();
         for stag in issue(&mut a, 20) {
-            assert!(!guesses.contains(&stag.0), "{stag} of another user was foretold");
-            assert!(!indices.contains(&index(stag)), "{stag} has an index just given back");
+            assert!(!guesses.contains(&stag.0), "{stag} of another user was predicted");
+            assert!(!indices.contains(&index(stag)), "{stag} has an index just released");
             a.release(stag);
         }
     }
@@ -96,8 +96,8 @@ fn stag_bits_are_uniform_and_independent() {
         even("a byte", &|s| s[0] >> shift);
         even("the difference to the next one", &|s| s[1].wrapping_sub(s[0]) >> shift);
         even("the difference to the one after it", &|s| s[2].wrapping_sub(s[0]) >> shift);
-        even("what differs from the next one", &|s| (s[1] ^ s[0]) >> shift);
-        even("half a byte and that of the next one", &|s| {
+        even("the bits that differ from the next one", &|s| (s[1] ^ s[0]) >> shift);
+        even("half a byte, and half of the next one", &|s| {
             s[0] >> shift & 15 | (s[1] >> shift) << 4
         });
     }
@@ -110,7 +110,7 @@ fn another_seed_issues_other_stags() {
     let a = issue(&mut a, 1000);
     let b = issue(&mut b, 1000);
     assert!(a.iter().zip(&b).all(|(a, b)| a != b));
-    assert_eq!(issue(&mut allocator(3), 1000), a, "and nothing else decides");
+    assert_eq!(issue(&mut allocator(3), 1000), a, "only the seed decides");
 }
 
 #[test]
@@ -129,8 +129,8 @@ fn an_index_rests_for_rest_releases() {
     assert_eq!(shortest, SMALL.rest());
 }
 
-/// 2^33 uses are 512 of each index. A small space reaches that soon, at any fill level, and only
-/// the position in the stream of random words depends on the size of the space.
+/// 2^33 uses are 512 per index. A small space reaches that soon, at any fill level, and only the
+/// position in the stream of random words depends on the size of the space.
 #[test]
 fn indices_stay_uniform_after_many_uses() {
     const USES_OF_EACH: u32 = 512;
@@ -144,9 +144,12 @@ fn indices_stay_uniform_after_many_uses() {
             uses[index(stag) as usize] += 1;
             a.release(stag);
         }
-        assert!(held.iter().all(|stag| uses[index(*stag) as usize] == 0), "one in use was issued");
+        assert!(
+            held.iter().all(|stag| uses[index(*stag) as usize] == 0),
+            "an index in use was issued"
+        );
         let used: Vec<u32> = uses.into_iter().filter(|n| *n > 0).collect();
-        assert_eq!(used.len(), free as usize, "of all the others each one is used");
+        assert_eq!(used.len(), free as usize, "every free index is used");
         let least = used.iter().min().unwrap();
         let most = used.iter().max().unwrap();
         // Six standard deviations of 512 are 136. Resting makes the distribution more even.

@@ -7,9 +7,9 @@
 //! QPs use the queue, the fair share of each is 1/`n` of the sample. A QP is reported when it has
 //! taken more than twice that, with two exceptions: never for a quarter of the sample or less (with
 //! many mostly idle QPs, chance alone gives more than twice the share), and always for more than
-//! three quarters (with two QPs, twice the fair share is everything). A QP that is alone in using
-//! the queue cannot be distinguished from one with a greedy peer. The event contains the counts,
-//! and the owner knows what to expect.
+//! three quarters (with two QPs, twice the fair share is everything). The only active QP cannot be
+//! distinguished from a QP with a greedy peer. The event contains the counts, and the owner knows
+//! what to expect.
 //!
 //! A reported QP is reported again only after it has dropped to its fair share, and each queue
 //! reports at most once per second: the peers control how often this happens, and must not be able
@@ -66,8 +66,7 @@ impl Shares {
         self.reports
     }
 
-    /// Counts a receive taken by one of `qps` QPs. Returns a report if this QP now has more than
-    /// its share and the sample is full.
+    /// Counts a receive taken by one of `qps` QPs. Returns a report if one is due.
     pub(super) fn record(&mut self, qp: QpId, qps: u32, now: Time) -> Option<Unfair> {
         if let Some(oldest) = self.takers.get_mut(self.at) {
             let oldest = std::mem::replace(oldest, qp);

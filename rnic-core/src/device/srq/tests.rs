@@ -66,7 +66,7 @@ fn the_limit_event_occurs_once() {
         let (_, notices) = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry).expect("posted");
         limits.push(notices.limit);
     }
-    // 4, 3, 2 are left: the third leaves fewer than 3.
+    // 4, 3, 2 remain: the third leaves fewer than 3.
     assert_eq!(limits, [false, false, true, false, false]);
     assert_eq!(srq.usage().limit, 0);
     post(&mut client, 5..8);
@@ -113,7 +113,7 @@ mod model {
         Message(u32),
         /// A message begins on a QP that never waits.
         AtOnce,
-        /// A worker handles its doorbell, and the QPs that are called take.
+        /// A worker handles its doorbell, and the QPs that are called take receives.
         Rung(u32),
         /// A waiting QP is destroyed.
         Gone(u32),

@@ -21,7 +21,7 @@ pub struct StagChange {
 
 impl StagChange {
     /// Puts the window, if there is one, into its new state. Must be called after every worker has
-    /// applied the change, before the requesting QP continues.
+    /// applied the change, and before the requesting QP continues.
     pub fn settle(&self) {
         let Some((window, stag)) = &self.window else { return };
         let to = self.install.as_ref().and_then(|entry| match &entry.kind {

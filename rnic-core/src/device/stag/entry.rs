@@ -118,20 +118,14 @@ impl StagEntry {
 
     /// Returns the offset of `addr` in the memory, or `None` if the `len` bytes at `addr` are not
     /// within it.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "at most the length, which is that of a piece of memory"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "at most the length of the memory")]
     pub(super) fn offset_of(&self, addr: u64, len: u64) -> Option<usize> {
         let from = addr.checked_sub(self.iova)?;
         (from.checked_add(len)? <= self.length).then_some(from as usize)
     }
 
     /// Returns the `len` bytes at `addr`, or `None` if they are not within the memory.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "at most the length, which is that of a piece of memory"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "at most the length of the memory")]
     pub(super) fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
         let from = self.offset_of(addr, len)?;
         Some(self.memory.target(from as u64, len as usize, self.session))

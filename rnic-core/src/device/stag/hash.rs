@@ -36,9 +36,9 @@ impl BuildHasher for StagHash {
     }
 }
 
-/// One multiplication by a secret. Of any two STags chosen without it, at most two in 2^k agree in
-/// k bits of the product, counted from its middle (Dietzfelbinger and others, 1997). The table uses
-/// the low bits for its buckets, so `write_u32` rotates the middle bits there.
+/// One multiplication by a secret. Any two STags chosen without it agree in k bits of the product,
+/// counted from its middle, for at most two in 2^k secrets (Dietzfelbinger and others, 1997). The
+/// table uses the low bits for its buckets, so `write_u32` rotates the middle bits there.
 pub(in crate::device) struct StagHasher {
     state: u64,
     factor: u64,
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn collisions_differ_between_tables() {
-        // Fractional parts of the roots of 3 and 7.
+        // Fractional parts of the square roots of 3 and 7.
         let one = StagHash::new(0xBB67_AE85_84CA_A73B);
         let other = StagHash::new(0xA54F_F53A_5F1D_36F1);
         let bucket = |secret: &StagHash, n| secret.hash_one(n) & 0xFFFF;

@@ -20,7 +20,7 @@ pub enum StartupError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// A Reply of revision 0, refused because permissive RDMAC mode is off or because the Reply
-    /// lacks Markers and CRCs, which RDMAC peers always request.
+    /// lacks Markers or CRCs, which RDMAC peers always request.
     #[error("the peer answered with MPA revision 0, which is not supported")]
     Rdmac,
     /// The peer closed before its Reply was complete.
@@ -115,8 +115,8 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// Creates a state machine and its Request with `private_data`. If these and the enhanced data
-    /// do not fit together, the Request has revision 1.
+    /// Creates a state machine and its Request with `private_data`. If no room remains for enhanced
+    /// data, the Request has revision 1.
     pub fn new(options: &Options, private_data: &[u8]) -> Result<Initiator, PrivateDataTooLong> {
         PrivateDataTooLong::check(private_data, false)?;
         let fits = private_data.len() <= MAX_PRIVATE_DATA - ENHANCED_LEN;

@@ -1,4 +1,4 @@
-//! Start-up machines for MPA (RFC 5044 section 7.1, RFC 6581): from the first bytes of a TCP
+//! Start-up state machines for MPA (RFC 5044 section 7.1, RFC 6581): from the first bytes of a TCP
 //! connection to the negotiated parameters.
 //!
 //! ```text

@@ -15,7 +15,7 @@ pub enum ResponderError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// A Request of revision 0, refused because permissive RDMAC mode is off or because the Request
-    /// lacks Markers and CRCs, which RDMAC peers always request. The peer must receive a rejecting
+    /// lacks Markers or CRCs, which RDMAC peers always request. The peer must receive a rejecting
     /// Reply of revision 1.
     #[error("MPA revision 0 is not supported")]
     Rdmac {

@@ -242,7 +242,7 @@ impl Rig {
                 }
                 let Ok(change) = bound else { return };
                 if !unbind {
-                    assert!(self.regions[region], "{op:?}: bound to a region that is going");
+                    assert!(self.regions[region], "{op:?}: bound to a withdrawn region");
                     let qp = (kind == WindowKind::Type2).then_some(qp);
                     self.may.insert(new, Grant { region, at, len, access, qp });
                 }
@@ -323,13 +323,13 @@ impl Rig {
             if self.unsettled[n] == 0
                 && let Some(stag) = self.must[n]
             {
-                assert_ne!(self.may[&stag].region, region, "{:?} is bound to it", window.view());
+                assert_ne!(self.may[&stag].region, region, "{:?} is still bound", window.view());
             }
         }
         for table in &self.tables {
             let left = table.entries.values().filter(|e| matches!(e.kind, StagKind::Window(_)));
             for entry in left.filter(|e| e.mr == MrId(region as u32)) {
-                // A sleeping worker may still have the entry, but has the command.
+                // A sleeping worker may have the entry until it applies the command.
                 assert!(!self.may.contains_key(&entry.stag), "{} is reachable", entry.stag);
             }
         }
@@ -353,7 +353,7 @@ impl Rig {
             && !self.may.contains_key(&stag)
         {
             // Allowed only while the worker has a command to apply.
-            panic!("{stag} of {:?} is still there on {}", entry.mr, worker_of(qp));
+            panic!("{stag} of {:?} remains on worker {}", entry.mr, worker_of(qp));
         }
         let Some(grant) = self.may.get(&stag).copied() else { return };
         let start = iova(grant.region) + grant.at;
@@ -477,7 +477,7 @@ fn a_window_binds_to_regions_of_its_owner_only() {
             continue;
         }
         assert_eq!(table.windows.known[&17].bound, Some(new));
-        // Nothing is kept of the binding.
+        // Nothing of the binding remains.
         assert!(table.invalidate_by_owner(principal(0), new).is_ok());
         assert_eq!((table.windows.known[&17].bound, table.windows.of_qps.len()), (None, 0));
     }
