@@ -8,7 +8,7 @@ use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use rnic_abi::abi::queue::{SendFlags, SendOpcode};
 use rnic_abi::types::{Access, AtomicOperation, QpState, Scope, Stag, TaggedOffset};
 
-/// All kinds of memory that may contain the word.
+/// Kinds of memory that may contain the target word.
 const KINDS: [MemoryKind; 3] =
     [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier];
 
@@ -164,7 +164,7 @@ fn invalid_atomics_fail_at_the_requester() {
             wr.header.params[2] = 1;
             wr
         });
-        assert_eq!(done, "1 FetchAdd LocalQpOperation", "a parameter too many");
+        assert_eq!(done, "1 FetchAdd LocalQpOperation", "one parameter too many");
         // Faults found by the peer.
         let (done, _) = refused(&|_, s, t| Wr::compare_swap(1, 0, 1, sink(s, 0), t, 4));
         assert_eq!(done, "1 CompareSwap RemoteOperation 0/2/07");

@@ -104,7 +104,7 @@ fn attached_memory_is_not_sent_in_place() {
     assert_eq!(w.shared_bytes, 0);
 }
 
-/// The data are not read when the request is posted, so later changes of the buffer are sent.
+/// The data are not read when the request is posted, so later changes to the buffer are sent.
 #[test]
 fn attached_memory_is_read_when_sent() {
     for wiring in Wiring::both() {
@@ -118,7 +118,7 @@ fn attached_memory_is_read_when_sent() {
         w.settle();
         assert_eq!(b.bytes(), vec![2; 300_000], "{wiring:?}");
     }
-    // The peer takes only the first bytes for now.
+    // TCP takes only the first bytes for now.
     let mut w = World::connected(Wiring::tcp());
     w.kind = MemoryKind::Attached;
     let a = w.any_mr(A, 300_000);
@@ -465,7 +465,7 @@ fn unbinding_waits_for_the_copier() {
     }
 }
 
-/// A receive is flushed only after a copier has written it.
+/// A receive is flushed only after the copier has written its buffer.
 #[test]
 fn a_flush_waits_for_the_copier() {
     for wiring in Wiring::both() {

@@ -148,7 +148,7 @@ fn dropped_datagrams_are_counted() {
         w.post(A, &sends);
         assert_eq!(w.completions(A), ["1 Send"; 4]);
         assert_eq!(dropped(&w, B), 2, "without a receive, and with another key");
-        // The failed datagram did not consume the receive.
+        // A datagram that is too long does not consume the receive.
         w.recv(B, 2, &[b.all()]);
         let sends = [to(&w, whole, B, KEY), to(&w, Wr::send(3, &[a.sge(0..260)]), B, KEY)];
         w.post(A, &sends);
@@ -400,7 +400,7 @@ fn a_qp_sends_to_itself() {
 }
 
 /// A link that loses, duplicates and reorders packets: datagrams arrive complete, and each missing
-/// one was lost by the link or for lack of a receive.
+/// one was lost by the link.
 #[test]
 fn a_lossy_link_delivers_whole_datagrams() {
     for seed in 1..=20 {

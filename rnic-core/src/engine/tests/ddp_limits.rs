@@ -107,11 +107,11 @@ fn each_queue_starts_at_its_first_msn() {
 
 /// Rows of `limit` that other tests check, and their location.
 const ELSEWHERE: [(&str, &str); 6] = [
-    ("MPA Private Data, maximum", "start-up: stream/startup"),
-    ("MPA startup frame header", "start-up: stream/startup"),
-    ("enhanced connection data inside Private Data", "start-up: stream/startup"),
-    ("IRD and ORD, maximum negotiable (0x3FFF means not negotiated)", "start-up: stream/startup"),
-    ("Marker interval", "framing: mpa/tests.rs"),
+    ("MPA Private Data, maximum", "mpa/limits.rs"),
+    ("MPA startup frame header", "mpa/limits.rs"),
+    ("enhanced connection data inside Private Data", "mpa/limits.rs"),
+    ("IRD and ORD, maximum negotiable (0x3FFF means not negotiated)", "mpa/limits.rs"),
+    ("Marker interval", "mpa/limits.rs"),
     ("first MSN of each queue", "the table `queue`, in this file"),
 ];
 
@@ -193,7 +193,7 @@ fn shortest_ulpdu(control: u8, rdmap: u8) -> u32 {
     (2..=ddp::MAX_HEADER_LEN).find(enough).unwrap() as u32
 }
 
-/// Installs a region of this length. Only its first page exists.
+/// Installs a region of this length. Only its first 64 KiB exist.
 fn long_region(w: &mut World, len: u64) -> Mr {
     let (mapping, _fd) = Mapping::create_arena("mr", 1 << 16).unwrap();
     let memory = Memory::Shared { mapping: mapping.clone(), offset: 0 };

@@ -245,7 +245,7 @@ fn changing_memory_does_not_break_the_stream() {
     let from = w.mr(A, 200_000, Access::REMOTE_READ);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Needed also if an assertion fails, because the scope waits for the thread.
+        // Stops the thread even if an assertion fails, because the scope waits for it.
         let _stop = Stop(&done);
         scope.spawn(|| {
             for byte in (0..=u8::MAX).cycle() {

@@ -50,7 +50,7 @@ impl Bench {
         [A, B].map(|end| std::array::from_fn(|n| self.regions[end][n].bytes()))
     }
 
-    /// Returns the request of an op. A receive is posted and returns `None`.
+    /// Returns the request of an op. Posts a receive and returns `None`.
     fn request(&mut self, me: usize, id: u64, op: &Op, model: &Model) -> Option<Wr> {
         if let Op::Bind { at, len } = op {
             return Some(self.bind(me, id, *at, *len));

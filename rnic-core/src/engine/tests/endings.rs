@@ -246,7 +246,7 @@ fn a_disconnect_sends_unseen_requests() {
         }
         w.push(A, &[Wr::send(0, &[])]);
         w.settle();
-        // The engine sees the first ones before it sees the rest.
+        // The engine sees the first requests before the rest.
         for n in 1..4 {
             w.push(A, &[Wr::send(n, &[])]);
         }
@@ -514,7 +514,7 @@ fn a_fin_inside_an_fpdu_is_a_loss() {
 //= DDP-6.2.2-2
 #[test]
 fn one_terminate_then_fin_then_nothing() {
-    // With a full send queue, and a peer that has much unread data.
+    // With unsent requests, and much unread data from the peer.
     let (mut w, mut raw) = World::raw();
     let any = w.any_mr(A, 40_000);
     let sink = w.any_mr(A, 10);
@@ -688,7 +688,7 @@ fn destroy_frees_slots_without_completions() {
         assert_eq!(w.completions(A).len(), 0);
         assert_eq!(w.apps[0].cqs[0].cq.usage().1, 0, "no slot stays reserved");
         assert_eq!(w.events(A), [""; 0]);
-        // A Terminate if it can be sent. Here, TCP is full of earlier data.
+        // B gets a Terminate if it can be sent. Over TCP it cannot: the window is 0.
         let end = if wiring.direct { "terminated by peer 0/0/00" } else { "lost: " };
         assert!(w.events(B)[0].starts_with(end), "{wiring:?}");
         assert_eq!(w.engines[0].qp_count(), usize::from(wiring.direct));
@@ -700,7 +700,7 @@ fn destroy_frees_slots_without_completions() {
     }
 }
 
-// A program that does not wait for its last inline request relies on a fast adapter.
+// A program that does not wait for its last request relies on a fast adapter.
 #[test]
 fn posted_requests_are_sent_before_destroy() {
     for wiring in Wiring::all() {
@@ -840,8 +840,8 @@ fn order_of_events_and_completions() {
     }
 }
 
-/// Much more data than a turn allows arrives at once, a message at its end, and then the connection
-/// ends. All of it is processed before the end, even if a call to send detects the end first.
+/// Much more data than a turn allows arrives at once, with a message at its end, and then the
+/// connection ends. All data are processed before the end, even if a call to send detects it first.
 #[test]
 fn data_before_the_end_are_processed() {
     for (sending, fin) in [(false, true), (true, false), (true, true)] {

@@ -366,7 +366,7 @@ fn losses_are_explained() {
         assert_eq!(why.what, what, "{why:?}");
         assert!(why.text.contains(words), "{why:?}");
     }
-    // A peer that is destroyed at a message boundary sends a Terminate.
+    // A QP that is destroyed at a message boundary sends a Terminate.
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.destroy(B);

@@ -14,7 +14,7 @@ use rnic_abi::types::{Access, QpState, Stag, Time, UserId, WindowKind};
 const MINE: UserId = UserId(1);
 const THEIRS: UserId = UserId(2);
 
-/// Runs a round of the only worker, without its sockets.
+/// Runs a round of the only worker, without polling its sockets.
 fn round(w: &mut World) {
     begin(w);
     w.carry_out(0);
@@ -411,7 +411,7 @@ fn needless_doorbells_are_charged() {
         assert!((8..200).contains(&turns), "{turns} turns in two rounds");
         w.completions(busy);
     }
-    // No doorbell is lost.
+    // The engine becomes idle.
     w.settle();
 }
 

@@ -5,8 +5,8 @@ use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
 use rnic_abi::abi::queue::SendFlags;
 
-/// Exchanges requests of every kind in both directions. Returns the completions, and the number of
-/// bytes sent by each end.
+/// Exchanges requests in both directions. Returns the completions, and the number of bytes sent by
+/// each end.
 fn exchange(wiring: Wiring, arrange: impl Fn(&mut World)) -> (Vec<String>, [u64; 2]) {
     let mut w = World::pair(wiring);
     arrange(&mut w);

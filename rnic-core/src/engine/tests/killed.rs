@@ -8,7 +8,7 @@ use super::world::{A, B, MemoryKind, Wiring, World};
 use crate::device::memory::Unreachable;
 use rnic_abi::types::QpState;
 
-/// Returns a request of each kind that accesses this region.
+/// Returns requests of several kinds that access this region.
 fn reaching(own: &Mr, region: &Mr) -> Vec<Wr> {
     vec![
         Wr::write(1, &[own.sge(0..8)], region, 0),
@@ -18,9 +18,9 @@ fn reaching(own: &Mr, region: &Mr) -> Vec<Wr> {
     ]
 }
 
-/// Checks that the requests of A fail as those of a peer that no longer answers.
+/// Checks that A's requests fail as if the peer no longer answered.
 fn fails_without_blame(w: &mut World, what: &str) {
-    assert_eq!(w.completions(A), [""; 0], "{what}: blamed before the retries were over");
+    assert_eq!(w.completions(A), [""; 0], "{what}: blamed before the retries were exhausted");
     w.advance(ms(1500));
     let done = w.completions(A);
     let first = done.first().map_or("", String::as_str);

@@ -17,7 +17,7 @@ use rnic_abi::types::{QpState, Stag, TaggedOffset};
 #[test]
 fn outstanding_reads_obey_ird_and_ord() {
     for agreed in [1, 2, 3, 16, 200] {
-        // The peer requests more than this side accepts, and accepts less than this side requests.
+        // The peer accepts fewer Reads than this side requests.
         let options = |ird, ord| {
             let wiring = Wiring::tcp().with(|o| {
                 o.peer_to_peer = false;

@@ -14,12 +14,12 @@ pub(super) enum Cuts {
     Every(usize),
     /// Once, at this position of the stream.
     At(u64),
-    /// At random by this seed, mostly into small pieces.
+    /// At random, from this seed, mostly into small pieces.
     Random(u64),
 }
 
 impl Cuts {
-    /// Returns the number of bytes of the next call, of `have` at stream position `at`.
+    /// Returns how many of the `have` bytes at stream position `at` the next call gets.
     fn next(&mut self, at: u64, have: usize) -> usize {
         match self {
             Cuts::None => have,
@@ -51,7 +51,7 @@ pub(super) enum End {
 #[derive(Clone, Debug)]
 pub(super) struct Pipe {
     chunks: VecDeque<(Time, Vec<u8>)>,
-    /// Time at which the other end sees the FIN, and whether it has.
+    /// Time at which the FIN arrives at the other end.
     fin: Option<Time>,
     fin_seen: bool,
     /// The connection was reset, and the receiver has not noticed yet.
@@ -197,8 +197,8 @@ impl Link {
         Link { ends: [a, b], pipes: [Pipe::new(), Pipe::new()] }
     }
 
-    /// Closes the socket of one end like the kernel: with unread bytes, or with `reset`, the other
-    /// end sees a reset.
+    /// Closes the socket of one end as the kernel does: with unread bytes, or with `reset`, the
+    /// other end sees a reset.
     pub fn close(&mut self, end: usize, reset: bool, now: Time) {
         let unread = self.pipes[1 - end].has_unread();
         self.ends[end] = End::Closed;

@@ -242,7 +242,7 @@ pub(super) fn opcode_of(header: &Header) -> Opcode {
 //= RDMAP-5.1-8
 //= RDMAP-5.2-1
 //= RDMAP-5.2.2-8
-/// The number of segments is arbitrary, opcode, buffer and MSN stay the same, and only the last
+/// The number of segments is arbitrary; opcode, buffer and MSN stay the same, and only the last
 /// segment has L set.
 #[test]
 fn one_message_of_rdmap_is_one_of_ddp() {
@@ -284,7 +284,7 @@ fn one_message_of_rdmap_is_one_of_ddp() {
 
 //= RDMAP-5.1-8
 //= RDMAP-5.2.1-9
-/// Two regions with adjacent memory and adjacent addresses are still two buffers.
+/// Two regions with adjacent addresses are still two buffers.
 #[test]
 fn a_message_reaches_one_buffer() {
     for wiring in Wiring::both() {
@@ -328,7 +328,7 @@ fn a_message_reaches_one_buffer() {
 //= RDMAP-5.5-13
 //= 7306-5.2.1-19
 //= 7306-6.3-6
-/// Requests of every kind, in an arbitrary order.
+/// Requests of many kinds, in an arbitrary order.
 #[test]
 fn messages_are_sent_in_posting_order() {
     let (mut w, mut raw) = World::raw();

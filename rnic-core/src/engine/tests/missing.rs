@@ -214,7 +214,7 @@ fn an_rnr_peer_is_not_silent() {
     }
 }
 
-/// An empty Write of an application to this address looks the same.
+/// An application's empty Write to this address looks like a notice.
 #[test]
 fn an_rnr_notice_without_a_send_is_ignored() {
     let mut w = linked(Wiring::tcp());

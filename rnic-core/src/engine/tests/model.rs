@@ -30,7 +30,7 @@ pub(super) fn rights(region: usize) -> Access {
 const WINDOW_RIGHTS: Access =
     Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// A range of a region. It may exceed the region.
+/// Start of a range in a region. The range may exceed the region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub region: usize,

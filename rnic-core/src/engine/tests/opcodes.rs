@@ -168,8 +168,8 @@ impl Bench {
     }
 }
 
-/// Returns the rows for a stream of this version. A stream of an RDMAC peer has only those of RFC
-/// 5040.
+/// Returns the rows for a stream of this version. A stream of an RDMAC peer has only the rows of
+/// RFC 5040.
 fn known_to(version: u8, name: &str) -> Vec<Row> {
     let known = |row: &Row| match row.number("rfc") {
         5040 => true,

@@ -184,8 +184,7 @@ impl Incoming {
             }
             Kind::Immediate => {
                 w.recv(A, u64::from(number), &[]);
-                // The length of a partially arrived Write is printed between the two, if there is
-                // one.
+                // The length of a partially arrived Write, if there is one, is printed in between.
                 told = Some((format!("{number} Receive"), " immediate 0x102030405060708"));
                 left = [0; 8];
                 [
@@ -354,7 +353,7 @@ fn sends_complete_in_order(first: Kind, later: Kind) {
     }
 }
 
-/// Immediate Data complete when every byte of the Write before them is in place.
+/// Immediate Data completes when every byte of the Write before it is in place.
 fn immediate_data_complete_after_their_write(_: Kind, _: Kind) {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);

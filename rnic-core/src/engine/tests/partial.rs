@@ -58,7 +58,7 @@ fn the_oldest_partial_fpdu_is_evicted() {
     for event in events {
         assert!(event.contains("limits.session_partial_bytes is exceeded"), "{event}");
     }
-    // The other peers complete their FPDUs, which are then processed as usual.
+    // A remaining peer completes its FPDU, which is processed as usual.
     raws[23].bytes(&mut w, &fpdus[23][HALF..]);
     assert_eq!(w.state(23), QpState::Terminate);
     assert_eq!(w.state(22), QpState::Rts);

@@ -199,7 +199,7 @@ fn after_a_fault_only_the_terminate_is_sent() {
         assert_eq!(raw.segments(&mut w).len(), 1);
         // The Terminate is sent at once or later.
         w.links[0].pipes[0].window = window;
-        // There is no receive for this Send, but for the later ones.
+        // There is a receive only for the later Sends.
         raw.send(&mut w, 1, b"");
         w.recv(A, 7, &[region.all()]);
         w.recv(A, 8, &[region.all()]);

@@ -226,7 +226,7 @@ fn a_flush_waits_for_room() {
         }
         w.abort(A);
         w.push(A, &(0..50).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
-        // More than one turn. Without free slots, no worker is busy with the flush.
+        // The flush takes several turns. Without free slots, no worker is busy with it.
         w.settle();
         assert_eq!(w.events(A), [""; 0], "its flush is not done");
         let mut sends = Vec::new();

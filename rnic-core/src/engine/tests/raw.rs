@@ -9,14 +9,14 @@ use crate::rdmap::{AtomicRequest, Control, Opcode, ReadRequest, Terminate};
 use crate::stream::Negotiated;
 use rnic_abi::types::{AtomicOperation, Msn, Stag, TaggedOffset};
 
-/// A scripted peer, which has the other end of link `link`.
+/// A scripted peer at the other end of link `link`.
 pub(super) struct Raw {
     pub link: usize,
     pub framer: Framer,
     deframer: Deframer,
     pub version: u8,
     inbox: Vec<u8>,
-    /// The QP has finished sending, or reset.
+    /// The QP has finished sending, or has reset the connection.
     pub fin: bool,
     pub reset: bool,
 }
@@ -175,8 +175,8 @@ impl Raw {
         self.inbox.is_empty()
     }
 
-    /// Reads a Terminate, which must be the only segment left on the stream, followed by a FIN.
-    /// Returns its code and the enclosed headers.
+    /// Reads a Terminate, which must be the only segment remaining on the stream, followed by a
+    /// FIN. Returns its code and the enclosed headers.
     pub fn expect_terminate(&mut self, w: &mut World) -> (String, Vec<u8>) {
         let segments = self.segments(w);
         assert_eq!(segments.len(), 1, "{segments:?}");
@@ -225,8 +225,7 @@ pub(super) fn add_of(to: &Mr, at: u64) -> AtomicRequest {
     }
 }
 
-/// Returns a request to read `size` bytes at offset `at` of a region, to a sink that does not
-/// exist.
+/// Returns a request to read `size` bytes at offset `at` of a region, into a nonexistent sink.
 pub(super) fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
     ReadRequest {
         sink_stag: Stag(0xA1A2_A3A4),

@@ -14,7 +14,7 @@ use rnic_abi::types::{Access, Gid, QpId, QpState};
 pub(super) const SENDING: control::Sending =
     control::Sending { sq_psn: 0, timeout: 10, retry_count: 1, rnr_retry: 6, ord: 4 };
 
-/// RNR retries: six times 655 ms until there is a receive.
+/// With [`SENDING`], six RNR retries, 655 ms apart.
 pub(super) const LIMITS: PeerLimits = PeerLimits { ird: 4, min_rnr_timer: 0 };
 
 /// Returns two QPs that are connected to each other, in RTS and without a stream.
@@ -280,7 +280,7 @@ fn a_write_length_starts_with_its_stream() {
             w.round();
         }
         w.destroy(A);
-        // Its program creates another QP and connects it.
+        // A's program creates another QP and connects it.
         let QpEnd { app, send_cq, recv_cq, .. } = w.qps[A];
         let c = w.qp(app, send_cq, recv_cq, kept(QpShape::default()));
         wire(&mut w, c);
@@ -338,7 +338,7 @@ fn signaled_requests_request_an_ack_at_once() {
     assert_eq!(sent(&w), 4);
     w.advance(Duration::from_micros(200));
     assert_eq!(sent(&w), 5);
-    // Enough requests to fill the queue.
+    // Half a send queue of requests causes one at once.
     let many: Vec<Wr> = (4..20).map(|wr_id| Wr::send(wr_id, &[]).unsignaled()).collect();
     w.post(A, &many);
     assert!(sent(&w) > 5 + 16, "{}", sent(&w));

@@ -153,7 +153,7 @@ fn two_refusing_ends_do_not_deadlock() {
     }
 }
 
-/// Returns a world in which both ends have three Reads of A, a refused Write, and responses that
+/// Returns a world in which A has three Reads and a refused Write outstanding, and the responses
 /// cannot be delivered: over TCP because A does not read, over the direct path because the copier
 /// of B does not answer.
 fn stuck(wiring: Wiring) -> World {
@@ -321,7 +321,8 @@ fn only_the_refused_of_equal_writes_fails() {
     }
 }
 
-/// An adapter checks the length of a Write with its first packet. Over TCP no segment contains it.
+/// An adapter checks the length of a Write with its first packet. Over TCP no segment contains the
+/// length.
 #[test]
 fn a_write_beyond_its_region_places_nothing() {
     for (kind, unreliable) in [

@@ -446,7 +446,7 @@ fn invalid_local_requests() {
             assert_eq!(w.completions(A), expected, "{what} {wiring:?}");
             assert_eq!(w.events(B), ["terminated by peer 0/0/00"]);
             assert_eq!(w.events(A), ["terminated 0/0/00"]);
-            assert_eq!(b.bytes(), vec![0xEE; 2000], "nothing of it was sent: {what}");
+            assert_eq!(b.bytes(), vec![0xEE; 2000], "no byte was sent: {what}");
         }
     }
 }

@@ -51,7 +51,7 @@ impl Mr {
         self.mapping.fill(0, self.len, byte).unwrap();
     }
 
-    /// Fills the region with bytes that differ everywhere and between seeds.
+    /// Fills the region with a pattern that depends on the seed, and returns it.
     pub fn pattern(&self, seed: u8) -> Vec<u8> {
         let bytes = pattern(self.len, seed);
         self.set(&bytes);

@@ -60,7 +60,7 @@ fn the_hold_deadline_ends_the_stream() {
     }
 }
 
-/// The first FPDU of a responder, which may be a Send, and bytes received with the MPA frames.
+/// The first FPDU that a responder receives may be a Send.
 #[test]
 fn the_first_message_of_a_stream_may_be_held() {
     let shape = QpShape { rnr_timeout: Some(DEADLINE), ..QpShape::default() };
@@ -90,7 +90,7 @@ fn a_held_message_blocks_one_direction() {
     }
 }
 
-/// Messages of every size with every cut of the stream, and receives one at a time: all arrive
+/// Messages of many sizes with random cuts of the stream, and receives one at a time: all arrive
 /// complete and in order.
 #[test]
 fn held_streams_resume_without_loss() {
@@ -163,7 +163,7 @@ fn a_fin_waits_for_the_held_message() {
     w.post(A, &[Wr::send(1, &[])]);
     w.disconnect(A);
     assert_eq!(w.events(B), [""; 0]);
-    // Its owner is notified once, and need not react.
+    // The owner of B is notified once, and need not react.
     for told in [&["peer closing"][..], &[]] {
         w.peer_closing(B);
         assert_eq!(w.events(B), told);
@@ -299,7 +299,7 @@ fn a_resumed_message_has_the_usual_faults() {
     }
 }
 
-/// For any order of operations, the direct path ends like TCP when messages are held.
+/// For any order of operations, the direct path ends as TCP does when messages are held.
 mod differential {
     use proptest::prelude::*;
 

@@ -1,5 +1,5 @@
 //! Long messages over the direct path, which copies several segments at once. The results are the
-//! same as for single segments.
+//! same as for individual segments.
 
 use super::requests::Wr;
 use super::world::{A, B, QpShape, World};

@@ -29,7 +29,7 @@ fn qps(w: &mut World) -> impl Iterator<Item = &mut Qp> {
 /// Returns a peer and a QP with this MULPDU, which need not correspond to any EMSS.
 fn with_mulpdu(mulpdu: usize) -> (World, Raw) {
     let (mut w, mut raw) = World::raw();
-    // The QP reads the EMSS with its first message and then does not change it.
+    // The QP sets its MULPDU only when the EMSS changes, here with the first message.
     let nowhere = w.any_mr(A, 1);
     w.post(A, &[Wr::write(0, &[], &nowhere, 0)]);
     assert_eq!(raw.segments(&mut w).len(), 1);
@@ -272,7 +272,7 @@ fn a_message_completes_when_tcp_has_it() {
     let from = w.any_mr(A, 500);
     w.links[0].pipes[0].window = 400;
     w.post(A, &[Wr::send(1, &[from.all()]), Wr::write(2, &[from.all()], &from, 0)]);
-    assert_eq!(w.completions(A), [""; 0], "half of the first is still to be taken");
+    assert_eq!(w.completions(A), [""; 0], "part of the first is not yet accepted");
     w.links[0].pipes[0].window = 600;
     w.settle();
     assert_eq!(w.completions(A), ["1 Send"]);

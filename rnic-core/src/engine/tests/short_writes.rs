@@ -133,7 +133,7 @@ struct Outcome {
 /// Users and type of a pair of QPs.
 #[derive(Clone, Copy, Debug)]
 enum Pair {
-    /// iWARP QPs of two users, or of one user without others.
+    /// iWARP QPs of two users, or of the only user.
     Connected { alone: bool },
     /// RC QPs.
     Reliable,
@@ -201,7 +201,7 @@ fn carry_out(
                 // The flags are part of its diagnosis.
                 Op::Faulty(Fault::SpareParameter) if !reads => request,
                 Op::Faulty(Fault::SpareParameter) => request.with(SendFlags::FENCE),
-                // Without a fence, either of the two could fail first.
+                // Without a fence, earlier Reads could complete or be flushed.
                 Op::Faulty(_) if reads => request.with(flags | SendFlags::FENCE),
                 _ => request.with(flags),
             }

@@ -286,7 +286,6 @@ fn a_malformed_receive_ends_its_qp() {
     }
 }
 
-/// Completions contain the ID of the SRQ.
 #[test]
 fn completions_contain_the_srq() {
     let mut b = Bench::new(Wiring::direct(), 1, 1, 8, 0);

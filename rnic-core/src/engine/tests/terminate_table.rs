@@ -19,19 +19,19 @@ use rnic_abi::types::{Access, QpState, Scope, Stag, TaggedOffset};
 /// Layer, type, code.
 type Code = (u8, u8, u8);
 
-/// Sends something wrong and returns the segment at fault, if there is one.
+/// Causes a fault and returns the segment at fault, if there is one.
 type Stimulus = fn(&mut World, &mut Raw) -> Vec<u8>;
 
 /// Stimuli of each code, with a description. A code may have several.
 const STIMULI: &[(Code, &str, Stimulus)] = &[
-    ((0, 0, 0), "a Send to a receive of bad memory, which is not the peer's fault", |w, raw| {
+    ((0, 0, 0), "a Send to a receive with bad memory, which is not the peer's fault", |w, raw| {
         w.recv(A, 1, &[Sge { addr: 0, length: 8, lkey: 0x77 }]);
         raw.send(w, 1, b"x");
         vec![]
     }),
     ((0, 1, 0), "a Read of an unknown STag", |w, raw| read(w, raw, |_, r| r.src_stag.0 ^= 0xFF00)),
     ((0, 1, 0), "a Read of a revoked STag", |w, raw| read(w, raw, |w, r| w.revoke(A, r.src_stag))),
-    ((0, 1, 1), "a Read from below", |w, raw| read(w, raw, |_, r| r.src_to.0 -= 1)),
+    ((0, 1, 1), "a Read from below the region", |w, raw| read(w, raw, |_, r| r.src_to.0 -= 1)),
     ((0, 1, 1), "a Read beyond the end", |w, raw| read(w, raw, |_, r| r.size += 1)),
     ((0, 1, 2), "a Read of a write-only region", |w, raw| {
         read(w, raw, |w, r| r.src_stag = w.mr(A, 100, Access::REMOTE_WRITE).stag)
@@ -49,7 +49,9 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((0, 1, 0), "an atomic operation on a revoked STag", |w, raw| {
         atomic(w, raw, |w, r| w.revoke(A, r.stag))
     }),
-    ((0, 1, 1), "an atomic operation below", |w, raw| atomic(w, raw, |_, r| r.to.0 -= 8)),
+    ((0, 1, 1), "an atomic operation below the region", |w, raw| {
+        atomic(w, raw, |_, r| r.to.0 -= 8)
+    }),
     ((0, 1, 1), "an atomic operation across the end", |w, raw| {
         atomic(w, raw, |w, r| r.stag = w.mr_at(A, 7, Access::all(), Scope::Pd, r.to.0).stag)
     }),
@@ -68,7 +70,9 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((0, 1, 4), "an atomic operation that wraps", |w, raw| {
         atomic(w, raw, |_, r| r.to.0 = u64::MAX - 7)
     }),
-    ((0, 1, 9), "an invalidation of nothing", |w, raw| invalidate(w, raw, Stag(0x1234_5678))),
+    ((0, 1, 9), "an invalidation of an unknown STag", |w, raw| {
+        invalidate(w, raw, Stag(0x1234_5678))
+    }),
     ((0, 1, 9), "an invalidation of another stream's STag", |w, raw| {
         let stag = siblings(w).stag;
         invalidate(w, raw, stag)
@@ -77,7 +81,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
         altered(w, raw, header, |o| o[1] = o[1] & 0x3F | 0x80)
     }),
-    ((0, 2, 5), "a tagged one", |w, raw| {
+    ((0, 2, 5), "a tagged segment of another RDMAP version", |w, raw| {
         let header = raw.tagged(Opcode::Write, Stag(1), 0, true);
         altered(w, raw, header, |o| o[1] &= 0x3F)
     }),
@@ -93,15 +97,15 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.tagged(Opcode::Send, Stag(1), 0, true);
         segment(w, raw, header, b"x")
     }),
-    ((0, 2, 6), "a response to no Read", |w, raw| {
+    ((0, 2, 6), "a Read Response without a Read", |w, raw| {
         let header = raw.tagged(Opcode::ReadResponse, Stag(1), 0, true);
         segment(w, raw, header, b"x")
     }),
-    ((0, 2, 6), "an Atomic Response to nothing", |w, raw| {
+    ((0, 2, 6), "an Atomic Response without a request", |w, raw| {
         let header = raw.untagged(Opcode::AtomicResponse, 3, 1, 0, true);
         segment(w, raw, header, &[0; 12])
     }),
-    ((0, 2, 6), "an opcode that changes inside of a request", |w, raw| {
+    ((0, 2, 6), "an opcode that changes inside a request", |w, raw| {
         raw.segment(w, raw.untagged(Opcode::ReadRequest, 1, 1, 0, false), &[0; 4]);
         let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 4, true);
         segment(w, raw, header, &[0; 48])
@@ -110,7 +114,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         atomic(w, raw, |_, r| r.to.0 += 1)
     }),
     ((0, 2, 7), "an atomic operation at half a word", |w, raw| atomic(w, raw, |_, r| r.to.0 += 4)),
-    ((0, 2, 6), "an opcode that changes inside of a message", |w, raw| {
+    ((0, 2, 6), "an opcode that changes inside a message", |w, raw| {
         let to = buffer(w, 8);
         w.recv(A, 1, &[to.all()]);
         raw.segment(w, raw.untagged(Opcode::Send, 0, 1, 0, false), b"x");
@@ -151,7 +155,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.untagged(Opcode::Immediate, 0, 1, 4, true);
         segment(w, raw, header, &[0; 4])
     }),
-    ((1, 0, 0), "a Write into memory that its owner took away", |w, raw| {
+    ((1, 0, 0), "a Write into memory that its owner has truncated", |w, raw| {
         rnic_abi::shm::fault::install().unwrap();
         let (mapping, fd) = Mapping::create_shared_buffer(8192).unwrap();
         let to = w.mr_over(A, mapping, 8192, Access::all(), Scope::Pd, 0x10_0000);
@@ -205,7 +209,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         w.settle();
         bytes
     }),
-    ((1, 2, 3), "an Atomic Response that was left out", |w, raw| {
+    ((1, 2, 3), "a gap in the Atomic Responses", |w, raw| {
         let word = buffer(w, 8);
         w.post(A, &[Wr::fetch_add(1, 1, word.all(), &word, 0)]);
         raw.segments(w);
@@ -239,14 +243,14 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         w.settle();
         bytes
     }),
-    ((1, 2, 3), "a message that was left out", |w, raw| {
+    ((1, 2, 3), "a gap in the messages", |w, raw| {
         let to = buffer(w, 8);
         w.recv(A, 1, &[to.all()]);
         w.recv(A, 2, &[to.all()]);
         let header = raw.untagged(Opcode::Send, 0, 2, 0, true);
         segment(w, raw, header, b"x")
     }),
-    ((1, 2, 4), "an MO outside of the buffer", |w, raw| {
+    ((1, 2, 4), "an MO outside the buffer", |w, raw| {
         let to = buffer(w, 8);
         w.recv(A, 1, &[to.all()]);
         let header = raw.untagged(Opcode::Send, 0, 1, 9, true);
@@ -269,12 +273,12 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
         altered(w, raw, header, |o| o[0] &= !3)
     }),
-    ((2, 0, 1), "a FIN inside of an FPDU", |w, raw| {
+    ((2, 0, 1), "a FIN inside an FPDU", |w, raw| {
         raw.bytes(w, &hex("002a4143 0000"));
         raw.finish(w);
         vec![]
     }),
-    ((2, 0, 2), "a CRC that is wrong", |w, raw| {
+    ((2, 0, 2), "a wrong CRC", |w, raw| {
         let mut fpdu = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));
         *fpdu.last_mut().unwrap() ^= 0x80;
         raw.bytes(w, &fpdu);
@@ -440,7 +444,7 @@ fn buffer(w: &mut World, len: usize) -> Mr {
     w.any_mr(A, len)
 }
 
-/// Creates a region at the usual address in another domain.
+/// Creates a region of another session, in another domain.
 fn strangers(w: &mut World) -> Mr {
     let app = w.app(0);
     let cq = w.cq(app, 16);
@@ -448,7 +452,7 @@ fn strangers(w: &mut World) -> Mr {
     w.any_mr(stranger, 100)
 }
 
-/// Creates a region of another QP of the same domain.
+/// Creates a region limited to another QP of the same domain.
 fn siblings(w: &mut World) -> Mr {
     let cq = w.cq(0, 16);
     let sibling = w.qp(0, cq, cq, Default::default());

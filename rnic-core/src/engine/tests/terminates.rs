@@ -81,7 +81,8 @@ fn a_failed_message_is_reported_at_both_ends() {
 
 // --- Received ------------------------------------------------------------------------------------
 
-/// Returns a Terminate with these flags about a tagged or an untagged segment, and its event.
+/// Returns a Terminate with these flags about a tagged or an untagged segment, and the headers in
+/// its event.
 fn received(control: [u8; 4], flags: u8, tagged: bool) -> (Vec<u8>, String) {
     let length = [0x01, 0x23];
     let read = (0x40..0x40 + 28).collect::<Vec<u8>>();
@@ -139,7 +140,7 @@ fn terminates_of_every_layout_are_reported() {
         let first = number(0..1) << 4 | number(2..3);
         for flags in (0..8).map(|n: u8| n << 5) {
             for tagged in [false, true] {
-                // Reserved bits are set if the headers are unambiguous, and if no headers follow.
+                // Reserved bits are ignored.
                 for reserved in [[0, 0], [0x1F, 0xFF]] {
                     let control = [first, number(4..6), flags | reserved[0], reserved[1]];
                     let (payload, headers) = received(control, flags, tagged);
@@ -189,7 +190,7 @@ fn a_malformed_terminate_is_reported() {
 //= RDMAP-5.4-10
 //= RDMAP-6.2.1-2
 /// Requests that wait for a response, for the socket or in the queue, and receives: each completes
-/// once, in error, and nothing more is sent.
+/// once, and nothing more is sent.
 #[test]
 fn a_received_terminate_flushes_everything() {
     let (mut w, mut raw) = World::raw();

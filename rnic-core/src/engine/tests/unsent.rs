@@ -66,7 +66,7 @@ fn every_end_frees_the_unsent_data() {
     let id = w.qps[0].id;
     w.engines[0].destroy(id, now);
     w.command(1, |id| EngineCommand::Disconnect(id, DisconnectMode::Abort));
-    // A Terminate of the peer, which is not answered.
+    // A Terminate from the peer, which is not answered.
     let terminate = raws[2].untagged(crate::rdmap::Opcode::Terminate, 2, 1, 0, true);
     raws[2].segment(&mut w, terminate, &[0x11, 0x02, 0, 0]);
     let held = w.engines[0].state.unsent.used();

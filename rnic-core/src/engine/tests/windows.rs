@@ -215,7 +215,7 @@ fn a_window_binds_only_within_its_domain() {
             new: Stag(window.view().0.0 ^ 0x5A5A_0001),
             ..to(window, region, 0..10, REMOTE)
         });
-        refused(kind, "a window taken back", |w, _, region| {
+        refused(kind, "a deallocated window", |w, _, region| {
             let window = w.window(A, kind);
             let bind = to(&window, region, 0..10, REMOTE);
             w.remove_window(A, &window);
@@ -243,7 +243,7 @@ fn a_window_binds_only_within_its_domain() {
         ..to(window, region, 0..10, REMOTE)
     });
     refused(Type2, "no bytes", |_, window, region| to(window, region, 0..0, REMOTE));
-    refused(Type1, "a region of one QP, which it would widen", |w, window, _| {
+    refused(Type1, "a region limited to one QP", |w, window, _| {
         let region = w.own_mr(A, 100, Access::LOCAL_WRITE | Access::MW_BIND);
         to(window, &region, 0..10, REMOTE)
     });
@@ -325,7 +325,7 @@ fn one_of_two_concurrent_type_2_binds_wins() {
     assert_eq!(completions, ["1 BindMw", "2 BindMw MwBind"]);
     assert_eq!(window.view().0, bind.new);
     assert_eq!(w.dereg(0, &region), Err(1), "counted once");
-    // The destruction of the QP that bound the window unbinds it, and other QPs may bind it.
+    // Destroying the QP that bound the window unbinds it.
     w.destroy(0);
     assert_eq!(window.view().1, None);
     assert_eq!(w.dereg(0, &region), Ok(()));
@@ -361,7 +361,7 @@ fn a_change_survives_its_qp() {
         let window = w.window(0, Type1);
         let bind = to(&window, &region, 0..10, REMOTE);
         w.post(0, &[Wr::bind(1, &bind)]);
-        // No other QP can bind it until then.
+        // No other QP can bind the window during the change.
         w.post(2, &[Wr::bind(2, &bind)]);
         assert_eq!(w.completions(2), ["2 BindMw MwBind"]);
         kill(&mut w, 0);
@@ -491,7 +491,7 @@ fn a_window_is_not_a_local_key() {
         w.post(A, &[wr]);
         assert_eq!(w.completions(A), [format!("1 {name} LocalProtection")]);
         assert!(window.view().1.is_some());
-        // Not for receives either.
+        // Nor for receives.
         let mut w = World::connected(Wiring::direct());
         let region = self::region(&mut w, B);
         let window = w.window(B, kind);

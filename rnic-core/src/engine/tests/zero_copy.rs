@@ -1,4 +1,4 @@
-//! Sending payload in place: short calls at every byte, revoked memory, missing pages.
+//! Sending payload in place: short calls, revoked memory, missing pages.
 
 use super::link::Cuts;
 use super::requests::Wr;

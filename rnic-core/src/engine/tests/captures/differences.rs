@@ -85,13 +85,13 @@ pub const DIFFERENCES: &[Difference] = &[
         theirs: "MPA rev 0 private data 0",
     },
     Difference {
-        reason: "for the same reason our engine rejects it, in revision 1",
+        reason: "our engine rejects revision 0, with a Reply of revision 1",
         at: &[("rev0-gen", Responder)],
         ours: "MPA rev 1 R private data 0",
         theirs: "MPA rev 0 private data 16",
     },
     Difference {
-        reason: "siw sends before it received a first FPDU (RFC 5044 section 7.1.2 rule 4)",
+        reason: "siw sends before it has received an FPDU (RFC 5044 section 7.1.2 rule 4)",
         at: &[("srv-first", Responder)],
         ours: "nothing",
         theirs: "Send of 32",
@@ -130,7 +130,7 @@ pub const DIFFERENCES: &[Difference] = &[
             read 64 from 0xea859200+0x562931060000 to 0x2e0fbd00+0x555b0cd57000, in siw's layout",
     },
     Difference {
-        reason: "the same",
+        reason: "as for term-read-bad-stag",
         at: &[("term-read-bounds", Responder)],
         ours: "Terminate 0/1/01 (RDMA protection: base or bounds violation), segment of 46, \
             DDP1 untagged last qn 1 msn 1 mo 0, \

@@ -45,7 +45,7 @@ fn flaw(name: &str, us: Side) -> Flaw {
     FLAWS.iter().find(|(of, side, _)| (*of, *side) == (name, us)).map_or(Flaw::None, |f| f.2)
 }
 
-/// Returns the listed differences and the end of a connection, in the order of the list.
+/// Returns the listed differences, in order, and the end of a connection.
 fn expected(name: &str, talk: &Conversation, us: Side) -> (Vec<[String; 2]>, Vec<String>) {
     let of = DIFFERENCES.iter().filter(|d| d.at.contains(&(name, us)));
     let differences = of.map(|d| [d.ours, d.theirs].map(str::to_owned)).collect();

@@ -38,11 +38,11 @@ pub struct Connection {
     next: HashMap<Side, u32>,
 }
 
-/// Bytes of the timestamps option with its padding (RFC 7323 section 3).
+/// Size of the timestamps option with its padding, in bytes (RFC 7323 section 3).
 const TIMESTAMPS: usize = 12;
 
-/// Reads the connections from a classic pcap file of Ethernet packets, with the byte order and
-/// clock of all recordings here.
+/// Reads the connections from a classic pcap file of Ethernet packets, with the byte order and time
+/// resolution of all recordings here.
 pub fn connections(file: &[u8]) -> Vec<Connection> {
     let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
     assert_eq!((word(0), word(20)), (0xA1B2_C3D4, 1), "a little-endian pcap file of Ethernet");
@@ -58,8 +58,8 @@ pub fn connections(file: &[u8]) -> Vec<Connection> {
     found
 }
 
-/// Adds a packet to its connection. Lax parsing accepts the IP length of 0 that large offload
-/// causes.
+/// Adds a packet to its connection. Lax parsing accepts the IP length of 0 that segmentation
+/// offload causes.
 fn take(found: &mut Vec<Connection>, packet: &[u8]) {
     let packet = LaxSlicedPacket::from_ethernet(packet).unwrap();
     let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { panic!("not TCP: {packet:?}") };
@@ -95,7 +95,7 @@ impl Connection {
         }
         let bytes = tcp.payload();
         let fresh = !bytes.is_empty() || tcp.fin();
-        // Loopback neither loses nor reorders packets. A recording that does is not supported.
+        // Recordings with loss or reordering are not supported. Loopback has neither.
         assert!(!fresh || self.next[&from] == tcp.sequence_number(), "in order");
         if !bytes.is_empty() {
             self.events.push((from, What::Bytes(bytes.to_vec())));

@@ -142,7 +142,7 @@ fn start_up(
 
 fn parse(kind: FrameKind, frame: &[u8]) -> Repr<'_> {
     match Frame::check(kind, 2, frame) {
-        // The frame contains only recorded bytes.
+        // Nothing follows the frame.
         Ok(Progress::Complete(found, [])) => Repr::parse(&found),
         other => panic!("{other:?}"),
     }
@@ -170,7 +170,7 @@ struct Stage {
     /// Posted Reads, each with its recorded response.
     reads: Vec<(u64, Message)>,
     posted: Vec<(u64, Message)>,
-    /// The engine itself sends our first message.
+    /// True if the engine itself sends our next message.
     ready_first: bool,
 }
 
@@ -254,7 +254,7 @@ impl Stage {
     }
 
     /// Handles a recorded message of our side: posts the request that caused it, unless it was a
-    /// response.
+    /// response or Terminate.
     fn post(&mut self, message: &Message, responses: &mut VecDeque<Message>) {
         let id = self.posted.len() as u64;
         let wr = match message.opcode {

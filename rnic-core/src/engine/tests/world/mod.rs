@@ -1,8 +1,8 @@
 //! Engines with everything around them: clients, workers, sockets, and a clock that the test
 //! advances.
 //!
-//! A client uses real shared memory: its rings, doorbells and completion queues are those of `shm`,
-//! over an arena whose two sides are both in this process.
+//! A client uses real shared memory: its rings, doorbells and completion queues are those of
+//! `rnic_abi::shm`, over an arena whose two sides are both in this process.
 
 pub(super) mod network;
 mod objects;

@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// Handles readable and writable sockets.
+    /// Handles a readable or writable socket.
     fn serve(&mut self, link: usize, end: usize) -> bool {
         let now = self.now;
         let End::Qp { engine, qp } = self.links[link].ends[end] else { return false };
@@ -207,7 +207,7 @@ impl World {
         worked
     }
 
-    /// Passes a request to the other workers of the host.
+    /// Queues an STag change, or wakes workers of the host.
     fn broadcast(&mut self, engine: usize, request: Broadcast) {
         match request {
             Broadcast::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Acts like the resource manager.
+    /// Records a notification for the resource manager.
     fn notified(&mut self, notification: Notification) {
         match notification {
             Notification::CqFailed(cq) => self.failed_cqs.push(cq),
