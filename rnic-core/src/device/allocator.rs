@@ -1,7 +1,7 @@
 //! Allocation of steering tags.
 //!
-//! The resource manager owns the [`StagAllocator`]. Its values cannot be predicted (RFC 5040
-//! section 8.1.1) by a peer, or by a client that has seen any number of them.
+//! The resource manager owns the [`StagAllocator`]. Its STags cannot be predicted (RFC 5040 section
+//! 8.1.1) by a peer, or by a client that has seen any number of them.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -43,7 +43,7 @@ pub const REST: usize = Space::WHOLE.rest();
 pub struct StagsExhausted;
 
 impl StagAllocator {
-    /// Creates an allocator. Its sequence depends on the random seed and on the calls made.
+    /// Creates an allocator. Its STags depend only on the seed and on the calls made.
     pub fn new(seed: [u8; 32]) -> Self {
         StagAllocator::within(Space::WHOLE, seed)
     }

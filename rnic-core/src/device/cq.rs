@@ -57,7 +57,7 @@ pub enum ResizeFault {
         /// Entries reserved for requests in progress.
         reserved: u32,
     },
-    /// The CQ is dead, or has to be killed.
+    /// The CQ is dead or must be killed.
     Cq(CqFault),
 }
 
@@ -122,7 +122,7 @@ impl Cq {
         !self.dead.swap(true, Relaxed)
     }
 
-    /// Returns true if no event is on its way, so that the caller must send one. A client that arms
+    /// Returns true if no event is on its way, so the caller must send one. A client that arms
     /// faster than its events are sent gets one event for several arms, so events cannot
     /// accumulate.
     ///

@@ -7,7 +7,7 @@ use rnic_abi::types::SessionId;
 /// A failed access to checked memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFault {
-    /// Owner of the memory, which is at fault.
+    /// Session that owns the memory and is at fault.
     pub owner: SessionId,
     /// Reason why the memory is not accessible.
     pub cause: Unreachable,

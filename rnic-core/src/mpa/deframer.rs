@@ -96,7 +96,7 @@ impl Deframer {
             let pointer = u16::from_be_bytes([fpdu[at + 2], fpdu[at + 3]]) & 0xFFFC;
             // In an FPDU near 64 KiB the distance may exceed the field. The sender can then only
             // write the low 16 bits.
-            #[expect(clippy::cast_possible_truncation, reason = "so does the sender")]
+            #[expect(clippy::cast_possible_truncation, reason = "the sender truncates, too")]
             if pointer != at.saturating_sub(start) as u16 {
                 return Err(MpaFault::Marker);
             }

@@ -26,7 +26,7 @@ use rnic_abi::types::TerminateCode;
 /// Part of the failing segment that a Terminate encloses (RFC 5040 section 4.8, figure 10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enclose {
-    /// Nothing: the fault has no segment, or its header cannot be trusted.
+    /// Nothing: the fault has no segment, or the segment's header cannot be trusted.
     None,
     /// Its length (M): the segment is too short for a header.
     Length,

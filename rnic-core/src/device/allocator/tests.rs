@@ -46,7 +46,7 @@ fn seen_stags_do_not_predict_the_next() {
     let mut seen = Vec::new();
     let mut returned = Vec::new();
     for round in 0..100 {
-        // The attacker registers and deregisters, in either order, one at a time and many at once.
+        // The attacker registers many regions and deregisters them, in either order.
         let mut own = issue(&mut a, 200);
         seen.extend(&own);
         if round % 2 == 0 {

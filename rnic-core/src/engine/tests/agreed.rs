@@ -217,7 +217,7 @@ fn no_fpdu_exceeds_the_segment_size() {
             w.post(A, &[before, Wr::write(2, &[a.all()], &b, 0)]);
             let lengths = wire.fpdus(&w);
             assert!(lengths.iter().all(|len| *len <= emss), "EMSS {emss}: {lengths:?}");
-            // All but the last have the maximum length.
+            // The long message takes the minimum number of FPDUs.
             assert_eq!(lengths.len(), 1 + 40_000_usize.div_ceil(room), "EMSS {emss}");
             assert_eq!(w.completions(A).len(), 2);
         }

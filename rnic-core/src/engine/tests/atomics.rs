@@ -165,7 +165,7 @@ fn invalid_atomics_fail_at_the_requester() {
             wr
         });
         assert_eq!(done, "1 FetchAdd LocalQpOperation", "one parameter too many");
-        // Faults found by the peer.
+        // Faults detected by the peer.
         let (done, _) = refused(&|_, s, t| Wr::compare_swap(1, 0, 1, sink(s, 0), t, 4));
         assert_eq!(done, "1 CompareSwap RemoteOperation 0/2/07");
         let (done, _) = refused(&|_, s, t| Wr::fetch_add(1, 1, sink(s, 0), t, 4));

@@ -475,7 +475,7 @@ fn a_packet_from_an_own_address_is_dropped() {
 }
 
 /// The flooded QP's user is charged until its debt is so large that further packets are dropped
-/// unread. Others on the worker get their turns, and later the user gets turns again.
+/// unread. Other users of the worker get their turns, and later the user gets turns again.
 #[test]
 fn a_flood_is_charged_to_its_target() {
     let mut w = pair(true);

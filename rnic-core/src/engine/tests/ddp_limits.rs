@@ -1,5 +1,5 @@
-//! Tests the rows about DDP and RDMAP of the tables `queue` and `limit` in
-//! `tests/conformance/requirements.toml`. An unknown row fails.
+//! Tests the rows of the tables `queue` and `limit` in `tests/conformance/requirements.toml` that
+//! concern DDP and RDMAP. An unknown row fails the test.
 
 use super::raw::{Raw, add_of};
 use super::requests::{Mr, Wr};

@@ -50,7 +50,7 @@ impl Bench {
         [A, B].map(|end| std::array::from_fn(|n| self.regions[end][n].bytes()))
     }
 
-    /// Returns the request of an op. Posts a receive and returns `None`.
+    /// Returns the request of an op, or posts a receive and returns `None`.
     fn request(&mut self, me: usize, id: u64, op: &Op, model: &Model) -> Option<Wr> {
         if let Op::Bind { at, len } = op {
             return Some(self.bind(me, id, *at, *len));
@@ -252,7 +252,7 @@ fn run_batch(
     Ok(())
 }
 
-/// Kinds of memory of the regions. Half of the cases are all shared.
+/// Kinds of memory of the regions. In half of the cases all are shared.
 fn memory_kinds() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), any::<u64>()]
 }

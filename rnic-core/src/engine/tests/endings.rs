@@ -138,7 +138,7 @@ fn every_rtr_kind() {
         assert_eq!(send.msn.0, if kind == RtrKinds::SEND { 2 } else { 1 });
         assert_eq!(w.completions(qp), ["1 Send"]);
         if kind == RtrKinds::READ {
-            // Its response is awaited like any other, and causes no completion.
+            // The RTR's response is awaited like any other, and causes no completion.
             raw.response(&mut w, Stag(0), 0, b"", true);
             assert_eq!(w.completions(qp), [""; 0]);
         }

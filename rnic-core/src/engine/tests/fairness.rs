@@ -133,7 +133,7 @@ fn a_flush_takes_turns() {
         assert!(flushed(&w) - before <= 128, "{} at once", flushed(&w) - before);
         before = flushed(&w);
         assert!(rounds < 100);
-        // No other QP waits longer than a round for it.
+        // No other QP waits longer than a round for the flush.
         assert!(completed(&w, busy) + 1 >= rounds, "{} of {rounds}", completed(&w, busy));
         w.completions(busy);
     }
@@ -283,7 +283,7 @@ fn empty_writes(raw: &mut Raw, count: usize) -> Vec<u8> {
     raw.fpdu(&ulpdu(&header, &[])).repeat(count)
 }
 
-/// Creates a QP of this user, and its peer.
+/// Creates a QP of this user, and a scripted peer.
 fn raw_of(w: &mut World, user: UserId) -> (usize, Raw) {
     let app = w.app_of(0, user);
     let cq = w.cq(app, 128);

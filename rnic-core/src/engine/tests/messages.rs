@@ -19,7 +19,7 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
     let near = w.any_mr(A, 16);
     let far = w.any_mr(A, 16);
     near.set(b"0123456789abcdef");
-    // An STag to invalidate is ignored here and not sent.
+    // A plain Send does not send an STag to invalidate.
     let mut plain = Wr::send(1, &[]).inline(b"a");
     plain.header.inv_rkey = INVALIDATED.0;
     w.post(

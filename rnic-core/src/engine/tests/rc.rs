@@ -338,7 +338,7 @@ fn signaled_requests_request_an_ack_at_once() {
     assert_eq!(sent(&w), 4);
     w.advance(Duration::from_micros(200));
     assert_eq!(sent(&w), 5);
-    // Half a send queue of requests causes one at once.
+    // As many requests as half the queue holds cause one at once.
     let many: Vec<Wr> = (4..20).map(|wr_id| Wr::send(wr_id, &[]).unsignaled()).collect();
     w.post(A, &many);
     assert!(sent(&w) > 5 + 16, "{}", sent(&w));

@@ -355,7 +355,8 @@ fn invalidation_by_the_peer() {
         w.post(A, &[Wr::send_invalidate(1, &[], own.stag)]);
         assert_eq!(w.completions(B), [format!("1 Receive invalidated {:#x}", own.stag.0)]);
 
-        // STags of the domain or of another stream, and an unknown one, are refused and stay valid.
+        // An unknown STag is refused, as are STags of the domain or of another stream, which stay
+        // valid.
         for (what, code) in [("domain", "0/2/09"), ("sibling", "0/1/09"), ("none", "0/1/09")] {
             let mut w = World::connected(wiring);
             let app = w.qps[B].app;

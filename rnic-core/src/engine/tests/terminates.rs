@@ -103,8 +103,8 @@ fn received(control: [u8; 4], flags: u8, tagged: bool) -> (Vec<u8>, String) {
     ([&control[..], &behind].concat(), format!("{space}{hex}"))
 }
 
-/// Returns the event at a QP with no receive posted and a Read outstanding that receives a
-/// Terminate. The QP sends nothing in reply.
+/// Returns the event at a QP that receives a Terminate, with a Read outstanding and no receive
+/// posted. The QP sends nothing in reply.
 fn event_of(payload: &[u8]) -> String {
     let (mut w, mut raw) = World::raw();
     let sink = w.any_mr(A, 4);

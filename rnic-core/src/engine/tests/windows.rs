@@ -343,7 +343,7 @@ fn a_type_1_bind_waits_for_every_worker() {
         w.post(A, &[Wr::bind(1, &bind), Wr::send(2, &[])]);
         assert_eq!(w.completions(A), [""; 0]);
         assert_eq!(w.completions(B), [""; 0], "nothing overtakes it");
-        assert_eq!(w.dereg(A, &region), Err(1), "the bind under way counts");
+        assert_eq!(w.dereg(A, &region), Err(1), "the bind in progress counts");
         w.answer();
         w.settle();
         assert_eq!(w.completions(A), ["1 BindMw", "2 Send"], "{wiring:?}");

@@ -143,7 +143,7 @@ fn reserved_request_bits_are_ignored() {
     let (_, n) = accept(&OPTIONS, &frame(REQUEST, "7f010000"));
     assert_eq!((n.revision, n.version, n.peer_to_peer), (1, 1, false));
     assert!(n.crc && !n.tx_markers);
-    // They are ignored in a Reply as well.
+    // Reserved bits of a Reply are ignored, too.
     let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
     let n = accepted(&mut initiator, &frame(REPLY, "5f010000"));
     assert_eq!((n.revision, n.version, n.peer_to_peer), (1, 1, false));

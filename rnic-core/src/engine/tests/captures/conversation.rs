@@ -115,7 +115,7 @@ impl MessageReader {
         }
     }
 
-    /// Returns true if no partial message is left.
+    /// Returns true if no partial message remains.
     pub fn is_between_messages(&self) -> bool {
         self.inbox.is_empty() && self.begun.is_none()
     }

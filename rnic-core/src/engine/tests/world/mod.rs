@@ -241,7 +241,7 @@ pub(super) struct World {
     pub copy_jobs: VecDeque<(usize, CopyJob)>,
     pub answer_copies: bool,
     copiers: HashMap<usize, Arc<Copier>>,
-    /// Sessions whose address space was found gone.
+    /// Sessions whose address space has gone.
     pub detached: Vec<SessionId>,
     /// RC and UC QPs that have lost their streams.
     pub unlinked: Vec<QpId>,
@@ -269,7 +269,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Creates one host for each number of workers.
+    /// Creates a host with each of these numbers of workers.
     pub fn new(workers: &[u32]) -> Self {
         let mut engines = Vec::new();
         let mut hosts = Vec::new();

@@ -274,7 +274,7 @@ impl World {
     }
 
     /// Like `install`, with an STag chosen by the test.
-    #[expect(clippy::too_many_arguments, reason = "as many as an entry of the table has")]
+    #[expect(clippy::too_many_arguments, reason = "the fields of a table entry")]
     pub fn install_as(
         &mut self,
         stag: Stag,
