@@ -15,7 +15,7 @@ const INTRODUCTION: &str = "\
 Each function that a program can call, where it is defined in `rnic-verbs/src`, or how it fails, and
 the Debian 12 packages of [programs.md](programs.md) whose programs or libraries import it. A
 function that fails logs its name if `RNIC_LOG` is `debug`. Functions for provider drivers
-(`IBVERBS_PRIVATE`) are omitted: all of them fail.
+(`IBVERBS_PRIVATE`) are omitted: `ibv_query_gid_type` works, the others fail or do nothing.
 
 A test checks the first two columns. `RNIC_WRITE_DOCS=1` rewrites the page, with the packages that
 are installed.
@@ -25,7 +25,9 @@ const OPERATIONS: &str = "
 ## Operations
 
 Inline functions of the C headers call these through a device context, a CQ or a QP
-(`rnic-verbs/src/verbs/ops.rs`). All others fail with `EOPNOTSUPP`.
+(`rnic-verbs/src/verbs/ops.rs`). The other operations of a context fail with `EOPNOTSUPP`. Those of
+a CQ or a QP are null pointers: `ibv_create_cq_ex` and `ibv_create_qp_ex` refuse the flags that
+select them.
 
 | operation | here |
 | --- | --- |
