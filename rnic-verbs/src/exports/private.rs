@@ -1,6 +1,6 @@
 //! The names that provider drivers use. Their version node is renamed whenever one of them changes,
-//! so a driver works only with its own release. As they have no effect here, one list serves all
-//! releases.
+//! so a driver works only with its own release. One list serves all releases, because only
+//! `ibv_query_gid_type`, which tools call, has an effect.
 
 use super::publish;
 use crate::ffi::absent::*;

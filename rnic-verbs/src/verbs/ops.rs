@@ -1,6 +1,7 @@
 //! The operations that C finds in objects: those that this library serves, and those that fail with
-//! a reason. Slots that are not listed stay null, and the inline functions of the C headers return
-//! `EOPNOTSUPP` for them.
+//! a reason. Slots that are not listed stay null. For those of a context, the inline functions of
+//! the C headers return `EOPNOTSUPP`; those of a CQ or QP are called unchecked, so the flags that
+//! select them are refused at creation.
 
 use crate::c::*;
 use crate::ffi::absent;

@@ -1,9 +1,8 @@
 //! A TCP connection: the state that a QP keeps for it. Segments become FPDUs in [`transmit`], or in
 //! [`zero_copy`] without a copy, and bytes become segments in [`receive`].
 //!
-//! All QPs share one slab for sending and one for receiving. A QP owns memory only for bytes that
-//! TCP has not accepted yet and for an FPDU that has not arrived in full ([`partial`]). An idle
-//! connection owns none.
+//! All QPs of a worker share its slabs. A QP owns memory only for bytes that TCP has not accepted
+//! yet and for an FPDU that has not arrived in full ([`partial`]). An idle connection owns none.
 
 pub(in crate::engine) mod failure;
 pub(in crate::engine) mod partial;
