@@ -52,7 +52,7 @@ as_is! {
     [T] *const T;
 }
 
-/// A structure that a function reads. Programs initialise all of it.
+/// A structure that a function reads.
 #[derive(Clone, Copy)]
 pub(crate) struct In<T>(*const T);
 
@@ -72,6 +72,34 @@ impl<T: Copy> In<T> {
     /// `EINVAL` if the pointer is null.
     pub(crate) fn read(self, name: &str) -> Result<T, Errno> {
         self.optional().ok_or_else(|| null(name))
+    }
+
+    /// Copies the first `length` bytes of the structure over `default`: older programs have a
+    /// structure without the last fields.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the pointer is null.
+    ///
+    /// # Safety
+    ///
+    /// The structure of the program has `length` bytes, and the fields of `T` accept every value.
+    pub(crate) unsafe fn read_prefix(
+        self,
+        name: &str,
+        default: T,
+        length: usize,
+    ) -> Result<T, Errno> {
+        if self.0.is_null() {
+            return Err(null(name));
+        }
+        let mut copy = MaybeUninit::new(default);
+        let length = length.min(size_of::<T>());
+        // SAFETY: the caller guarantees it, and `length` is at most the size of the copy.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.0.cast::<u8>(), copy.as_mut_ptr().cast(), length);
+            Ok(copy.assume_init())
+        }
     }
 
     /// Returns a copy of the structure, or `None` for a null pointer.
@@ -186,10 +214,15 @@ impl<T> Place<T> {
         unsafe { self.0.read() }
     }
 
-    /// Replaces the whole structure.
-    pub(crate) fn write(self, value: T) {
-        // SAFETY: as for `Fields`.
-        unsafe { self.0.write(value) }
+    /// Replaces the first `length` bytes of the structure: older programs have a structure without
+    /// the last fields.
+    ///
+    /// # Safety
+    ///
+    /// The structure of the program has `length` bytes.
+    pub(crate) unsafe fn write_prefix(self, value: &T, length: usize) {
+        // SAFETY: the caller guarantees it.
+        unsafe { Out(self.0).write_prefix(value, 0, length) }
     }
 
     /// Returns a structure with which this one begins.

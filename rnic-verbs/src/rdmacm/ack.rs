@@ -8,6 +8,7 @@ use crate::c::{rdma_cm_event, rdma_cm_id};
 use crate::errno::{self, Errno};
 use crate::ffi::handles::{Body, Kind, withdraw};
 use crate::ffi::pointers::{Fields, get, set};
+use crate::system;
 
 /// The body of an event that a program has fetched.
 pub(super) struct CmEventBody {
@@ -32,6 +33,7 @@ pub(super) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
 
 /// Acknowledges the event in the C structure of a synchronous id.
 pub(super) fn acknowledge_own(id: impl Fields<C = rdma_cm_id>) {
+    let _guard = system::uncancelled();
     let event = get!(id.event);
     set!(id.event = null_mut());
     if !event.is_null() {

@@ -92,6 +92,10 @@ fn get(node: Text, service: Text, hints: In<rdma_addrinfo>, to: Out<*mut rdma_ad
         log::debug(|| "rdma_getaddrinfo: node or service is not UTF-8".to_owned());
         return libc::EAI_NONAME;
     };
+    let to = match to.required("res") {
+        Ok(to) => to,
+        Err(errno) => return minus_one(Err(errno)),
+    };
     let hints = hints.optional();
     let hints = hints.as_ref();
     if node.is_none() && service.is_none() && hints.is_none() {

@@ -18,6 +18,7 @@ fn create(
     pd: *mut ibv_pd,
     wanted: InOut<ibv_qp_init_attr>,
 ) -> Result<(), Errno> {
+    let to = to.required("id")?;
     let found = found.read("res")?;
     let space = found.ai_port_space.cast_unsigned();
     let id = id::create(null_mut(), null_mut(), space)?;

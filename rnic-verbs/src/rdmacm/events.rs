@@ -20,6 +20,7 @@ use crate::verbs::device::DeviceKind;
 
 fn get(from: *mut rdma_event_channel, to: Out<*mut rdma_cm_event>) -> Result<(), Errno> {
     let to = to.required("event")?;
+    let to = to.required("event")?;
     to.write(fetch(from)?);
     Ok(())
 }

@@ -171,6 +171,7 @@ fn create_id(
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> Result<(), Errno> {
+    let to = to.required("id")?;
     to.write(create(channel, program, port_space)?);
     Ok(())
 }

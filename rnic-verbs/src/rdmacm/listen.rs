@@ -188,6 +188,7 @@ fn reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8) -> Resul
 }
 
 fn get_request(listener: *mut rdma_cm_id, to: Out<*mut rdma_cm_id>) -> Result<(), Errno> {
+    let to = to.required("id")?;
     let found = cm_id(listener)?;
     if !found.is_synchronous() {
         return Err(invalid!("rdma_get_request: the id has an event channel"));

@@ -197,7 +197,8 @@ fn init_attributes(
     } else {
         connection_attributes(&mut filled, &found.id)
     };
-    attr.write(filled);
+    // SAFETY: every program's structure has the fields before `rate_limit`.
+    unsafe { attr.write_prefix(&filled, verbs_qp::OLDEST_QP_ATTR) };
     to_mask.write(mask?);
     Ok(())
 }

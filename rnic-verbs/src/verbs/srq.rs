@@ -217,6 +217,7 @@ pub(crate) fn destroy(of: *mut ibv_srq) -> Result<(), Errno> {
 
 /// Returns the number of the SRQ. Unlike with XRC, completions do not contain it.
 fn number(of: *mut ibv_srq, number: Out<u32>) -> Result<(), Errno> {
+    let number = number.required("srq_num")?;
     number.write(live::<Arc<SrqBody>>(of)?.id().0);
     Ok(())
 }

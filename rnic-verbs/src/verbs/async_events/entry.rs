@@ -21,6 +21,7 @@ fn get(of: *mut ibv_context, to: Out<ibv_async_event>) -> Result<(), Errno> {
             let _ = element.with(event.element.0, |unacknowledged, _| unacknowledged.handed_out());
         }
     };
+    let to = to.required("event")?;
     let context = context(of)?;
     let event = context.async_events().next(counted)?;
     let element = event.element.0;

@@ -88,7 +88,9 @@ impl Unacknowledged {
 
     /// Counts acknowledged events.
     pub(crate) fn acknowledge(&self, events: u32) {
-        *self.count.lock() -= i64::from(events);
+        let mut count = self.count.lock();
+        *count -= i64::from(events);
+        // While the lock is held: the object may be destroyed as soon as `wait` has it.
         self.changed.notify_all();
     }
 

@@ -68,6 +68,7 @@ fn rt_values(_of: *mut ibv_context, values: InOut<ibv_values_ex>) -> Result<(), 
 fn gid(of: *mut ibv_context, port: u8, index: c_int, to: Out<ibv_gid>) -> Result<(), Errno> {
     // A negative index is out of range for every table.
     let index = u32::try_from(index).unwrap_or(u32::MAX);
+    let to = to.required("gid")?;
     to.write(context(of)?.gid(port, index)?);
     Ok(())
 }
@@ -75,7 +76,7 @@ fn gid(of: *mut ibv_context, port: u8, index: c_int, to: Out<ibv_gid>) -> Result
 fn gid_type(of: *mut ibv_context, port: u8, index: u32, kind: Out<u32>) -> Result<(), Errno> {
     let entry = entry_of(&*context(of)?, port, index)?;
     // As in the kernel's files: 1 is RoCE v2, 0 is RoCE v1 and everything else.
-    kind.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2));
+    kind.required("type")?.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2));
     Ok(())
 }
 
@@ -141,6 +142,7 @@ fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry
 }
 
 fn pkey(of: *mut ibv_context, port: u8, index: c_int, to: Out<u16>) -> Result<(), Errno> {
+    let to = to.required("pkey")?;
     to.write(context(of)?.pkey(port, index)?);
     Ok(())
 }

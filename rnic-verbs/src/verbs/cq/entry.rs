@@ -116,11 +116,13 @@ fn get_event(
     of: Out<*mut ibv_cq>,
     program: Out<*mut c_void>,
 ) -> Result<(), Errno> {
+    let of = of.required("cq")?;
+    let program = program.required("cq_context")?;
     let channel = live::<Arc<ChannelBody>>(channel)?;
     let head = channel.next()?.0;
-    of.write(head);
     // `CqBody::destroy` waits for the counted event.
     let cq = cq(head)?;
+    of.write(head);
     program.write(get!(cq.cq_base.cq_context));
     Ok(())
 }
@@ -137,7 +139,7 @@ fn poll(of: *mut ibv_cq, room: c_int, to: Out<ibv_wc>) -> Result<usize, Errno> {
     match usize::try_from(room).unwrap_or(0) {
         0 => Ok(0),
         // SAFETY: `to` has room for `room` entries (ibv_poll_cq(3)).
-        room => cq.poll(unsafe { to.slots(room) }),
+        room => cq.poll(unsafe { to.required("wc")?.slots(room) }),
     }
 }
 

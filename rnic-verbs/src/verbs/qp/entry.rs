@@ -1,6 +1,7 @@
 //! The C functions of queue pairs.
 
 use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use rnic_client::QpType;
@@ -150,7 +151,8 @@ pub(crate) fn destroy(of: *mut ibv_qp) -> Result<(), Errno> {
 
 fn modify(of: *mut ibv_qp, attr: In<ibv_qp_attr>, mask: c_int) -> Result<(), Errno> {
     let qp = qp(of)?;
-    let attr = attr.read("qp_attr")?;
+    // SAFETY: every program's structure has the fields before `rate_limit`, and they are numbers.
+    let attr = unsafe { attr.read_prefix("qp_attr", zeroed(), OLDEST_QP_ATTR) }?;
     qp.modify(&attr, mask)?;
     if mask & IBV_QP_STATE != 0 {
         set!(qp.qp_base.state = attr.qp_state);
@@ -179,9 +181,16 @@ fn query(
         qp_type: get!(qp.qp_base.qp_type),
         sq_sig_all: qp.signals_all().into(),
     });
-    attr.write(queried);
+    if let Ok(attr) = attr.required("attr") {
+        // SAFETY: every program's structure has the fields before `rate_limit`.
+        unsafe { attr.write_prefix(&queried, 0, OLDEST_QP_ATTR) };
+    }
     Ok(())
 }
+
+/// Size of `ibv_qp_attr` in programs that were built before it got `rate_limit`, which the device
+/// does not use.
+pub(crate) const OLDEST_QP_ATTR: usize = offset_of!(ibv_qp_attr, rate_limit);
 
 fn send(of: *mut ibv_qp, wr: Chain<ibv_send_wr>, bad: Out<*mut ibv_send_wr>) -> Result<(), Errno> {
     post(wr, bad, |wr| match qp(of) {
