@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll};
 use rnic_abi::types::{ListenerId, SessionId, Time};
 use rnic_core::stream::startup::{Options, RtrKinds};
-use rnic_daemon::cm::{CmEvent, CmOptions, ConnectionManager, SocketBuffers};
+use rnicd::cm::{CmEvent, CmOptions, ConnectionManager, SocketBuffers};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const NOW: Time = Time(1_000_000_000);

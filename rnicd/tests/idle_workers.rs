@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll, Token, Waker};
 use rnic_abi::shm::wait::WaitPolicy;
 use rnic_core::engine::{EngineOptions, MulpduPolicy};
-use rnic_daemon::worker::{WorkerOptions, Workers};
+use rnicd::worker::{WorkerOptions, Workers};
 
 /// Returns the context switches of every worker thread.
 fn switches() -> BTreeMap<String, String> {
@@ -29,7 +29,7 @@ fn switches() -> BTreeMap<String, String> {
 #[test]
 fn idle_workers_do_not_wake() {
     let options = WorkerOptions {
-        seccomp: rnic_daemon::config::Seccomp::Enforce,
+        seccomp: rnicd::config::Seccomp::Enforce,
         engine: EngineOptions {
             worker: 0,
             terminate_deadline: Duration::from_secs(1),

@@ -6,8 +6,8 @@ use std::io::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rnic_daemon::config::{Log as LogConfig, Seccomp};
-use rnic_daemon::log::Log;
+use rnicd::config::{Log as LogConfig, Seccomp};
+use rnicd::log::Log;
 
 #[test]
 fn panic_ends_a_process_with_full_stderr() {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rnic_abi::abi::control::*;
 use rnic_abi::types::*;
-use rnic_daemon::exec::PrivateDaemon;
+use rnicd::exec::PrivateDaemon;
 use rustix::net::RecvFlags;
 use support::*;
 

@@ -149,6 +149,38 @@ fn window_gives_access_until_unbound() {
     }
 }
 
+#[test]
+fn a_region_stays_while_windows_are_bound_to_it() {
+    for daemon in daemons() {
+        let pair = Pair::new(&daemon);
+        let owner = &pair.owner;
+        let buffer = owner.shared_buffer(4096);
+        let access = Access::LOCAL_WRITE | Access::MW_BIND;
+        let view = owner.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
+        let region = owner.pd.reg_mr(&buffer, .., access).unwrap();
+        let windows = [Type1, Type2].map(|kind| owner.pd.alloc_window(kind).unwrap());
+        let open = windows
+            .each_ref()
+            .map(|window| bound(owner, window, &pair.owned, &Bind::new(&region, ..8, REMOTE)));
+        let refused = region.deregister().unwrap_err().to_string();
+        assert!(refused.contains("is in use by 2 bound windows"), "{refused}");
+        // Dropping its handle does not free it either.
+        pair.write(&open[0], 0, b"1");
+        pair.write(&open[1], 1, b"2");
+        assert_eq!(bytes(&view, 0, 3), b"12\0");
+        let [one, two] = windows;
+        drop(one);
+        assert_eq!(owner.context.status().unwrap().mrs, 2);
+        drop(two);
+        assert_eq!(
+            owner.context.status().unwrap().mrs,
+            1,
+            "the region is freed with its last window"
+        );
+        pair.write_refused(&open[1], 0, "1/1/00");
+    }
+}
+
 /// Ways in which the owner revokes access.
 #[derive(Clone, Copy, Debug)]
 enum Taking {

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    rnicd::cli::main()
+    rnicd_programs::cli::main()
 }

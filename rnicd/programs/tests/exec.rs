@@ -239,6 +239,19 @@ fn exec_daemon_logs_only_on_request() {
     assert!(text(&output.stderr).contains("session opened"), "{}", text(&output.stderr));
 }
 
+/// `config/rnicd.toml` and the errors of `log.level` name modules of `rnicd`.
+#[test]
+fn log_filters_select_modules_of_rnicd() {
+    let logged = |filter: &str| {
+        let mut command = rnicd();
+        command.args(["exec", "--log", "-", "--", "true"]).env("RUST_LOG", filter);
+        text(&command.output().unwrap().stderr)
+    };
+    assert!(logged("rnicd=info").contains("listening"));
+    assert!(logged("off,rnicd::control=info").contains("listening"));
+    assert!(!logged("off,rnicd::worker=info").contains("listening"));
+}
+
 #[test]
 fn signals_of_a_terminal_do_not_end_the_daemon() {
     // To the whole process group, like Ctrl-C. The program queries the daemon after the signal.

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rnic_abi::abi::control::HelloStatus;
-use rnic_daemon::config::Config;
-use rnic_daemon::exec::PrivateDaemon;
+use rnicd::config::Config;
+use rnicd::exec::PrivateDaemon;
 use rustix::process::{Gid, Uid};
 
 #[path = "../../../tests/src/omit.rs"]

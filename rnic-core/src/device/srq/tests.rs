@@ -78,6 +78,34 @@ fn the_limit_event_occurs_once() {
 }
 
 #[test]
+fn waiters_are_served_in_order() {
+    let (srq, mut client, _arena) = srq(8, 0);
+    let places: Vec<_> = [(1, 0), (2, 5), (3, 0)]
+        .map(|(qp, w)| wait(&srq, qp, w).expect("nothing is posted"))
+        .into();
+    assert_eq!(srq.usage().waiting, 3);
+    assert_eq!(called(&srq, 0), []);
+    assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of the waiting QPs");
+    // A new QP queues after them, unless it does not wait.
+    assert_eq!(take(&srq, 4, TakeMode::InTurn), None);
+    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), None, "it was not called");
+    assert_eq!(called(&srq, 5), [2]);
+    assert_eq!(called(&srq, 0), [1]);
+    assert_eq!(take(&srq, 2, TakeMode::Waited(places[1])), Some(0));
+    assert_eq!(take(&srq, 1, TakeMode::Waited(places[0])), Some(1));
+    assert_eq!(post(&mut client, 2..3), 1, "no QP of worker 5 waits any more");
+    assert_eq!(take(&srq, 9, TakeMode::AtOnce), Some(2));
+    assert_eq!(called(&srq, 0), []);
+    post(&mut client, 3..5);
+    assert_eq!(take(&srq, 4, TakeMode::InTurn), Some(3), "one is left for the waiting QP");
+    assert_eq!(called(&srq, 0), [3]);
+    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), Some(4));
+    assert_eq!(post(&mut client, 5..6), 0);
+    assert_eq!(wait(&srq, 3, 0), Err(5), "one is there at the last look");
+    assert_eq!(srq.usage().waiting, 0);
+}
+
+#[test]
 fn a_corrupted_ring_is_a_fault_for_all() {
     let (srq, _client, arena) = srq(8, 0);
     let place = wait(&srq, 1, 0).expect("nothing is posted");

@@ -90,6 +90,24 @@ fn a_held_message_blocks_one_direction() {
     }
 }
 
+#[test]
+fn both_directions_may_be_held_at_once() {
+    for wiring in Wiring::both() {
+        let mut w = pair(wiring);
+        w.post(A, &[Wr::send(1, &[])]);
+        w.post(B, &[Wr::send(2, &[])]);
+        w.recv(A, 10, &[]);
+        w.recv(B, 11, &[]);
+        w.settle();
+        let sorted = |mut found: Vec<String>| {
+            found.sort();
+            found
+        };
+        assert_eq!(sorted(w.completions(A)), ["1 Send", "10 Receive"]);
+        assert_eq!(sorted(w.completions(B)), ["11 Receive", "2 Send"]);
+    }
+}
+
 /// Messages of many sizes with random cuts of the stream, and receives one at a time: all arrive
 /// complete and in order.
 #[test]

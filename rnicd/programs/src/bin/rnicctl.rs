@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    rnicd::cli::ctl::main()
+    rnicd_programs::cli::ctl::main()
 }

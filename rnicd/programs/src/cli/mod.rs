@@ -18,17 +18,15 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::demo;
-use rnic_daemon::config::{
+use rnicd::config::{
     ANNOTATED_DEFAULT, Config, ConfigError, Control, InForce, Loopback, Seccomp, Size, Span,
     explain,
 };
-use rnic_daemon::control::{
-    ControlSocket, Notifier, Server, SocketError, StartError, check_filters,
-};
-use rnic_daemon::exec::{self, DaemonProcess, Death, ExecError, LogTo, Overrides};
-use rnic_daemon::log::{Log, error_text};
-use rnic_daemon::privilege::{self, RenounceError, SignalSet, Signals};
-use rnic_daemon::resource::{Capacity, PassedPort, Policy};
+use rnicd::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
+use rnicd::exec::{self, DaemonProcess, Death, ExecError, LogTo, Overrides};
+use rnicd::log::{Log, error_text};
+use rnicd::privilege::{self, RenounceError, SignalSet, Signals};
+use rnicd::resource::{Capacity, PassedPort, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
 ///

@@ -5,7 +5,7 @@
 
 use rnic_abi::abi::control::*;
 use rnic_abi::types::*;
-use rnic_daemon::config::Size;
+use rnicd::config::Size;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use rnic_abi::abi::control::StatusInfo;
-use rnic_daemon::config::Size;
+use rnicd::config::Size;
 
 /// Rows of cells under a heading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 
-use rnic_daemon::exec::DaemonProcess;
+use rnicd::exec::DaemonProcess;
 
 /// Failures of a child process.
 #[derive(Debug, thiserror::Error)]

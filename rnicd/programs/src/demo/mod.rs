@@ -16,9 +16,9 @@ use std::process::ExitCode;
 
 use children::{Child, ChildError};
 use report::Report;
-use rnic_daemon::config::{Config, Loopback, Seccomp};
-use rnic_daemon::exec::{DaemonProcess, ExecError, LogTo, Overrides};
-use rnic_daemon::privilege::check_available;
+use rnicd::config::{Config, Loopback, Seccomp};
+use rnicd::exec::{DaemonProcess, ExecError, LogTo, Overrides};
+use rnicd::privilege::check_available;
 
 /// Reasons why the demo failed.
 #[derive(Debug, thiserror::Error)]
