@@ -1,8 +1,8 @@
 //! The interface between the RNIC daemon and its clients.
 //!
 //! This crate holds identifiers and rights ([`types`]), the layouts that both sides use ([`abi`]),
-//! the memory that they share ([`shm`]), and the datagrams of RoCE v2 ([`roce`]). It has no policy:
-//! `rnic-core` implements the RNIC over it, and `rnic-client` the verbs.
+//! the memory that they share ([`shm`]), and the datagrams of RoCE v2 ([`roce`]). It sets no
+//! policy: `rnic-core` implements the RNIC on it, and `rnic-client` the verbs.
 
 // Each cast that could lose data states why it does not. Tests may cast freely.
 #![cfg_attr(

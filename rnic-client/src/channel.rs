@@ -86,9 +86,10 @@ impl CompletionChannel {
     pub const RECORD_LEN: usize = CHANNEL_RECORD_LEN;
 
     /// Returns the CQ of a record. For programs that must call `recv(2)` themselves (one record per
-    /// call), so that a signal or `pthread_cancel(3)` can interrupt it. A channel must use either
-    /// this or [`recv`](Self::recv), because each consumes the records of all its CQs. The CQ may
-    /// have been destroyed since the record was sent. Returns `None` if the record is malformed.
+    /// call), so that a signal or `pthread_cancel(3)` can interrupt it. Use either `recv(2)` or
+    /// [`recv`](Self::recv) on a channel, because each consumes the records of all its CQs. The CQ
+    /// may have been destroyed since the record was sent. Returns `None` if the record is
+    /// malformed.
     pub fn parse_record(record: &[u8]) -> Option<CqId> {
         ChannelRecord::from_bytes(record).map(|record| CqId(record.cq))
     }

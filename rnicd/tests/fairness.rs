@@ -14,7 +14,7 @@ use support::*;
 
 /// A user with too many requests.
 const HOSTILE: u32 = 61_031;
-/// The user's sessions, each with the maximum number of records.
+/// The user's sessions, each with the maximum number of diagnoses.
 const SESSIONS: usize = 48;
 const RECORDS: usize = 256;
 /// Pending requests of each session.

@@ -139,7 +139,7 @@ fn spoofed_local_datagrams_are_dropped() {
         let from = socket.local_addr().unwrap().port();
         socket.send_to(&packet::emit(datagram, data, from, at.port()), own).unwrap();
     };
-    // From the daemon's own address, as any program of this host could send.
+    // From the daemon's own address, which any program on this host can use.
     let forger = UdpSocket::bind((OWN, 0)).unwrap();
     send(&forger, &datagram(OWN, KEY), b"forged");
     // From a port of another host that is not its daemon's port.
@@ -164,7 +164,7 @@ fn spoofed_local_datagrams_are_dropped() {
     let header: [u8; grh::LEN] = bytes[..GRH_LEN].try_into().unwrap();
     let [from, to] = [OTHER, OWN].map(|ip| Gid::from(IpAddr::from(ip)));
     assert_eq!(route_of(&header), Some((from, to)));
-    // Only the datagram with the wrong key reached this QP and counts as dropped.
+    // This QP dropped only the datagram with the wrong key.
     assert_eq!(end.qp.query().unwrap().counters.dropped, 1);
     assert_eq!(daemon.status().packets_dropped, 2, "those not from a daemon's port");
     // None of the senders gets a reply.

@@ -6,7 +6,7 @@ use rnic_abi::types::QpType;
 use rnic_tests::raw::Raw;
 use rnic_tests::{Daemon, Process, hostile, ports};
 
-/// Duration of each attack in seconds. Three attackers on two daemons suffice for two cores.
+/// Duration of each attack in seconds. Three attackers on each daemon keep two cores busy.
 fn seconds() -> String {
     match std::env::var("RNIC_TEST_LONG") {
         Ok(_) => "3600".to_owned(),
@@ -14,7 +14,7 @@ fn seconds() -> String {
     }
 }
 
-/// Starts a client process as another user, if possible.
+/// Starts a client process. For root, `n` chooses its user and namespaces.
 fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
     if !rustix::process::getuid().is_root() {
         rnic_tests::omit("not root: all clients run as the same user");
@@ -36,8 +36,8 @@ fn attack(config: &str, seeds: [u64; 3]) {
     let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
     let began = Instant::now();
     let daemon = Daemon::start(&config);
-    // The first RC QP opens the listener for peers, and the first UD QP opens their UDP sockets.
-    // Both belong to the initial footprint.
+    // The first RC QP opens the listener for peers, and the first UD QP opens the UDP sockets. Both
+    // belong to the initial footprint.
     Raw::open(daemon.socket()).rc_qp();
     Raw::open(daemon.socket()).qp_of(QpType::Ud);
     let start = daemon.at_rest();
@@ -69,8 +69,7 @@ fn attack(config: &str, seeds: [u64; 3]) {
     assert_eq!(end.threads, start.threads);
     assert!(end.resident < start.resident + 16 * 1024, "{start:?} has become {end:?}");
     let said = daemon.stop();
-    // The log must report the events without filling a disk: at most ten lines a minute, plus a few
-    // of its own.
+    // The log must report the events without filling a disk: at most ten lines a minute, plus 40.
     let minutes = began.elapsed().as_secs() as usize / 60 + 1;
     assert!(said.len() < 40 + 10 * minutes, "{} lines", said.len());
     assert!(!said.iter().any(|l| l.contains("panicked") || l.contains("ERROR")), "{said:?}");
@@ -101,7 +100,7 @@ fn sessions_left_in_ruins_cost_no_cpu() {
             (0..20).filter_map(|seed| hostile::linger(daemon.socket(), seed)).collect();
         assert!(lingering.len() > 10);
         daemon.status();
-        // A spinning worker would use nearly all of the time, regardless of other load.
+        // A spinning worker would use far more, even beside other load.
         let window = Duration::from_millis(500);
         let used = (0..4)
             .map(|_| {

@@ -1,5 +1,5 @@
-//! A program of the verbs API under AddressSanitizer, ThreadSanitizer and valgrind, with
-//! `rnic-run`: they accept correct use and find its faults.
+//! A verbs program under AddressSanitizer, ThreadSanitizer and valgrind, with `rnic-run`: these
+//! accept correct use and find faults.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -52,7 +52,7 @@ const PHRASES: [(&[&str], usize); 9] = [
     (&["in words"], 0),
 ];
 
-/// Names in camel case that are not identifiers of the code: products, and terms of RFC 7306.
+/// Camel-case names allowed in prose: products, terms of RFC 7306, and a memory order.
 const CAMEL_CASE: [&str; 8] = [
     "InfiniBand",
     "GitHub",

@@ -23,7 +23,7 @@ struct Stage {
 impl Stage {
     fn new() -> Option<Stage> {
         if !rustix::process::geteuid().is_root() {
-            omit("requires root to act as several users");
+            omit("only root can act as several users");
             return None;
         }
         let dir = TempDir::with_prefix("rnic-trust-").unwrap();
@@ -46,15 +46,15 @@ impl Stage {
         self.dir.path().join(name)
     }
 
-    /// Builds a program that queries the status of the daemon selected by its environment.
+    /// Builds a command that queries the status of the daemon selected by its environment.
     fn asks(&self, user: u32) -> Command {
         let mut command = as_user(user, &self.at("rnicctl"));
         command.arg("status").env("RNIC_SOCKET", self.at("run/rnicd.sock"));
         command
     }
 
-    /// Builds the same command in a mount namespace whose `/run/rnicd` belongs to `owner` and leads
-    /// to the daemon's socket.
+    /// Wraps `inner` in a mount namespace whose `/run/rnicd` belongs to `owner` and leads to the
+    /// daemon's socket.
     fn with_service_folder(&self, owner: u32, inner: &Command) -> Command {
         let script = "mount -t tmpfs none /run && mkdir /run/rnicd && chown \"$1\" /run/rnicd && \
                       ln -s \"$2\" /run/rnicd/rnicd.sock && shift 2 && exec \"$@\"";

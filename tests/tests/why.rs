@@ -408,7 +408,7 @@ fn bad_bytes_from_a_scripted_peer() {
 fn records_of_other_users_are_hidden() {
     // Only root can act as other users.
     if !rustix::process::geteuid().is_root() {
-        rnic_tests::omit("requires root to act as other users");
+        rnic_tests::omit("only root can act as other users");
         return;
     }
     let daemon = Daemon::start("[control]\nmode = \"0666\"\n");

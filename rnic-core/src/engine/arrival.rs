@@ -48,9 +48,9 @@ impl PayloadSource<'_> {
 /// Outcome of an incoming segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SegmentFate {
-    /// It was carried out, dropped, or kept for later.
+    /// It was processed, dropped, or kept for later.
     Consumed,
-    /// The sender on the direct path keeps it, because no receive is posted for it yet.
+    /// The sender on the direct path keeps it, because at first no receive was posted.
     LeftWithSender,
 }
 
@@ -77,8 +77,8 @@ impl From<Reason> for ArrivalError {
 
 impl Qp {
     /// Handles a segment that is well formed and in order. Segments of both paths, other than
-    /// notices, RTR Sends and Writes carried out in the queue (`link/short_writes.rs`), pass
-    /// through here, and again after a wait for a receive.
+    /// notices, RTR Sends and runs of short Writes (`link/short_writes.rs`), pass through here, and
+    /// again after a wait for a receive.
     #[inline]
     pub(super) fn segment_arrived(
         &mut self,
@@ -145,7 +145,7 @@ impl Qp {
             return Ok(SegmentFate::Consumed);
         }
 
-        // Gather the payload. A segment that cannot be gathered never reaches the peer.
+        // Gather the payload. A segment that cannot be gathered never arrives.
         let mut memory = Gather::new();
         let original;
         let payload = if let Incoming::AtomicResponse(response) = &segment {
@@ -242,7 +242,7 @@ impl Qp {
 
     // --- Requests ----------------------------------------------------------------------------
 
-    /// Checks a complete Read Request (RFC 5040 section 5.2, RFC 5042 section 6.5.4).
+    /// Checks a complete Read Request (RFC 5040 section 5.2.1).
     fn read_requested(
         &self,
         engine: &EngineState,
@@ -557,8 +557,8 @@ impl Qp {
 
     // --- Failing -----------------------------------------------------------------------------
 
-    /// Ends the stream for a segment that was not carried out. `build` builds the Terminate payload
-    /// that encloses the segment's headers as the fault requires.
+    /// Ends the stream because a segment has failed. `build` builds the Terminate payload that
+    /// encloses the segment's headers as the fault requires.
     pub(super) fn segment_failed(
         &mut self,
         engine: &mut EngineState,
@@ -621,7 +621,7 @@ impl Qp {
         self.refuse(engine, Refusal { code: fault.code, payload, reason, receive });
     }
 
-    /// Fails the receive of a datagram that could not be written to it, and then the QP.
+    /// Fails the receive into which a datagram could not be written, and then the QP.
     pub(super) fn datagram_write_failed(
         &mut self,
         engine: &mut EngineState,

@@ -1,8 +1,8 @@
-//! A QP as its worker owns it: its own requests, incoming messages, the life of its stream, and its
+//! A QP, owned by its worker: its own requests, incoming messages, the life of its stream, and its
 //! link.
 //!
 //! Each part keeps its own state. Code that involves several parts has a module per task:
-//! [`link`](super::link) sends and receives, [`arrival`](super::arrival) carries out incoming
+//! [`link`](super::link) sends and receives, [`arrival`](super::arrival) processes incoming
 //! segments, [`resume`](super::resume) continues after a wait, [`flush`](super::flush) completes
 //! and flushes, and [`teardown`](super::teardown) ends streams.
 
@@ -108,7 +108,7 @@ pub(super) enum OutgoingFpdu {
 
 /// An incoming FPDU, or on the direct path the segment that it would carry.
 pub(super) enum IncomingFpdu {
-    /// An FPDU with a valid CRC and, if used, valid Markers. Over TCP this includes a Terminate.
+    /// An FPDU whose CRC and Markers, if used, are valid. Over TCP this includes a Terminate.
     Segment,
     /// On the direct path, several segments at once.
     Run { segments: u32 },
@@ -145,7 +145,7 @@ impl Qp {
         }
     }
 
-    /// Returns the state of a RoCE QP that works, or `None` on iWARP.
+    /// Returns a RoCE QP's state, errors aside, or `None` on iWARP.
     pub(super) fn roce_state(&self) -> Option<QpState> {
         let rc_or_uc = self.rc.as_ref().map(|rc| rc.state());
         rc_or_uc.or(self.datagrams.as_ref().map(|datagrams| datagrams.state()))
@@ -193,7 +193,7 @@ impl Qp {
         }
     }
 
-    /// Accounts for one or more outgoing FPDUs. Each FPDU of either path passes here once. Over TCP
+    /// Accounts for one or more outgoing FPDUs. Each FPDU of either path comes here once. Over TCP
     /// the FPDU is framed, and `queued` is the stream offset of its end in bytes. Bytes that TCP
     /// has not accepted when the connection ends are never sent.
     #[inline]
@@ -216,8 +216,8 @@ impl Qp {
         self.requester.segment_sent(&self.core, segment.len, queued);
     }
 
-    /// Accounts for one or more incoming FPDUs. Each FPDU of either path passes here once: over TCP
-    /// before its headers are parsed, on the direct path once the receiver has handled it.
+    /// Accounts for one or more incoming FPDUs. Each FPDU of either path comes here once: over TCP
+    /// before its headers are parsed, on the direct path after the receiver has handled it.
     #[inline]
     pub(super) fn fpdu_received(&mut self, fpdu: IncomingFpdu) {
         match fpdu {
@@ -278,7 +278,7 @@ impl Qp {
                 self.request_error(engine, RequestError::Failed { seq, reason });
                 if self.core.transport.stops_send_queue() && self.life.phase().is_linked() {
                     // The peer must not take a later message for the rest of this one.
-                    self.unlink(engine, false, "a request failed inside its message");
+                    self.unlink(engine, false, "a request failed mid-message");
                     engine.wake(&mut self.core);
                 }
             }

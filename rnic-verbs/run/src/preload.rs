@@ -1,5 +1,5 @@
-//! The preloaded library that shows the daemon's devices in `/sys` and `/dev`, and `LD_PRELOAD`
-//! with it first.
+//! The preloaded library that shows the daemon's devices in `/sys` and `/dev`, and its place in
+//! `LD_PRELOAD`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// File name of the library, in the directory of the others.
 const LIBRARY: &str = "librnic_preload.so";
-/// Environment variable with the daemon's tree, for the library.
+/// Environment variable with the tree's path, for the library.
 pub const TREE_VARIABLE: &str = "RNIC_TREE";
-/// Environment variable with the program loader's preload list.
+/// Environment variable with ld.so's preload list.
 pub const LIST_VARIABLE: &str = "LD_PRELOAD";
 
 /// Environment variable with the options of AddressSanitizer.

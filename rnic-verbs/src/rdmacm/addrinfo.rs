@@ -14,7 +14,7 @@ use crate::ffi::pointers::{Fields, In, Out, Text, set};
 use crate::ffi::socket_address::{Address, in_c, length};
 use crate::log;
 
-/// Hints of the program (`struct rdma_addrinfo`).
+/// The program's hints (`struct rdma_addrinfo`).
 #[derive(Clone, Copy, Debug, Default)]
 struct Hints {
     /// The address is for listening.
@@ -39,7 +39,7 @@ struct Found {
 }
 
 /// Looks up a node and a service, either of which may be missing. With neither, returns the
-/// addresses of the hints, if any.
+/// addresses in the hints, if any.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ fn look_up(node: Option<&str>, service: Option<&str>, hints: &Hints) -> Result<F
     Ok(found)
 }
 
-/// A result list with one entry, and the storage of its addresses.
+/// A result list with one entry, and storage for its addresses.
 #[repr(C)]
 struct Answer {
     head: rdma_addrinfo,

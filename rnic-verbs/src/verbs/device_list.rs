@@ -78,8 +78,8 @@ fn name(device: *mut ibv_device) -> *const c_char {
         no_device(device).report();
         return null();
     }
-    // SAFETY: `is_live` has found `device`, and the program does not free the list that keeps it
-    // open during the call (ibv_get_device_name(3)).
+    // SAFETY: `is_live` has found `device`, and during the call the program does not free the list
+    // that keeps it open (ibv_get_device_name(3)).
     unsafe { (&raw const (*device).name).cast() }
 }
 

@@ -51,7 +51,7 @@ impl SrqBody {
         if !(1..=most.max_srq_wr).contains(&asked.max_wr) {
             let wr = asked.max_wr;
             let most = most.max_srq_wr;
-            return Err(invalid!("max_wr {wr} is not in 1 to {most} (max_srq_wr)"));
+            return Err(invalid!("max_wr {wr}: must be 1 to {most} (max_srq_wr)"));
         }
         let options = SrqOptions { depth: asked.max_wr, max_sge, ..SrqOptions::default() };
         let srq = pd.client().create_srq(&options)?;

@@ -52,7 +52,7 @@ impl ConnectionManager {
         let qp = params.qp;
         let step = responder.handle_input(initiator.request());
         let Ok(ResponderStep::Request(request)) = step else {
-            // Only the permissive RDMAC mode can refuse its own request.
+            // Only a permissive IETF RNIC can refuse its own request.
             let why = step.err().map_or("incomplete MPA request".into(), |e| e.to_string());
             let why = ConnectFailure::protocol(why);
             self.unreachable(qp, why);

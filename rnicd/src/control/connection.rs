@@ -62,9 +62,9 @@ pub enum Incoming {
     Nothing,
     /// Hello, the client's first packet.
     Hello(Hello),
-    /// A request, and the descriptor that it carries: a memfd, a socket, or the client's memory, of
-    /// which at most the kind has been checked. `None` if the request carries none, or if this
-    /// process had no descriptor left for it.
+    /// A request, and the descriptor that it carries: a memfd, a socket, or the client's memory. At
+    /// most its kind has been checked. `None` if the request carries none, or if this process had
+    /// no descriptor left for it.
     Request(Request, Option<Passed>),
     /// The connection has ended, and the session with it.
     End(End),
@@ -95,7 +95,7 @@ pub enum End {
     #[error("control socket: {0}")]
     Failed(io::Error),
     /// The daemon stops and ends all sessions.
-    #[error("the daemon stops")]
+    #[error("daemon shutdown")]
     Stopping,
 }
 
@@ -142,8 +142,8 @@ impl Connection {
         }
     }
 
-    /// Takes the next packet, if the stage allows it. A packet with a descriptor stays in the
-    /// socket if `may_pass` refuses: there it costs nothing more, and it is closed with the client.
+    /// Takes the next packet, if the stage allows it. A packet with a descriptor stays unread if
+    /// `may_pass` refuses: its descriptor costs nothing more and is closed with the socket.
     pub fn receive(
         &mut self,
         buffer: &mut [u8; MAX_MESSAGE],
@@ -288,7 +288,7 @@ impl AsFd for Connection {
     }
 }
 
-/// Answers the Hello of a client that is rejected before its identity is known.
+/// Sends a Hello reply to a client rejected before its identity is known.
 pub fn reject_client(socket: BorrowedFd<'_>, reply: HelloReply) {
     let packet = OutgoingPacket { bytes: reply.to_bytes().to_vec(), descriptors: Vec::new() };
     // The client is rejected even if the reply cannot be sent.
@@ -296,8 +296,8 @@ pub fn reject_client(socket: BorrowedFd<'_>, reply: HelloReply) {
 }
 
 /// Returns true if a descriptor is one that a request wants. The request that uses a socket checks
-/// its kind, and its refusal states it. Any descriptor may be an address space: a call on a
-/// descriptor of an untrusted user can block, so `AttachMemory` checks it only for trusted users.
+/// that it is TCP. Any descriptor may be an address space: a call on a descriptor of an untrusted
+/// user can block, so `AttachMemory` checks it only for trusted users.
 fn is_wanted(wanted: DescriptorKind, kind: PassedKind) -> bool {
     match wanted {
         DescriptorKind::Memfd => kind == PassedKind::Memfd,
@@ -323,7 +323,7 @@ fn decode_request(bytes: &[u8]) -> Result<Request, String> {
     }
 }
 
-/// Encodes a reply. Types and pages limit its length. If it is too long or cannot be encoded, a
+/// Encodes a reply. Types and listing pages bound it. If it is too long or cannot be encoded, a
 /// short refusal replaces it.
 fn encode(reply: Reply) -> Vec<u8> {
     let id = reply.id;

@@ -21,10 +21,10 @@ pub struct Notifier {
     watchdog: Option<Watchdog>,
 }
 
-/// Watchdog of the manager, which kills the daemon if it gets no keep-alive for a time.
+/// Watchdog of the manager, which kills the daemon if no keep-alive arrives in time.
 #[derive(Debug)]
 struct Watchdog {
-    /// Half of the watchdog's time.
+    /// Half the watchdog timeout.
     every: Duration,
     /// Time of the next check of the workers; `None` until they answer.
     due: Option<Time>,

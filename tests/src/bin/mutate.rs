@@ -15,7 +15,7 @@ use serde::Serialize;
 /// test that waits in vain fails by name.
 const DEADLINE: &str = "240";
 
-/// The target that means the loom models of a library.
+/// Target name for the loom models of a library.
 const LOOM: &str = "loom";
 
 #[derive(Parser)]
@@ -127,7 +127,7 @@ impl Copy {
         for name in names {
             let from = root.join(name);
             let to = copy.tree.join(name);
-            // `git ls-files` still lists a deleted file until the deletion is committed.
+            // `git ls-files` still lists a deleted file until the deletion is staged.
             let Ok(new) = std::fs::read(&from) else {
                 std::fs::remove_file(&to).or_else(may_be_missing)?;
                 continue;
@@ -175,7 +175,7 @@ impl Copy {
                     return Err(format!("tests fail without any fault: {by:?}").into());
                 }
                 Outcome::Endless => {
-                    return Err(format!("tests do not end without any fault: {tests:?}").into());
+                    return Err(format!("tests hang without any fault: {tests:?}").into());
                 }
             }
         }

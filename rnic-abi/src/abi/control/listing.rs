@@ -66,7 +66,7 @@ pub struct StatusInfo {
     pub gids: u32,
     /// Error from reading the addresses of the host, or empty.
     pub gids_problem: String,
-    /// Packets received at `wired_port` and dropped because no daemon sent them.
+    /// Packets received at `wired_port` and dropped as not from a daemon.
     pub packets_dropped: u64,
 }
 

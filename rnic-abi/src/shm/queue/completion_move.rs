@@ -14,14 +14,13 @@
 //!   index has passed it. So entries that were found unread under the lock can be copied without
 //!   it. They are complete, because their writers held the lock earlier.
 //! * If the index passes them during the copy (the client violates the rule), the copies of those
-//!   slots may be mixtures. The next check finds the new index, and entries before it are never
-//!   read.
-//! * The last check, the last copies and the switch happen while the lock is held once. Entries
+//!   slots may be torn. The next check finds the new index, and entries before it are never read.
+//! * The last check, the last copies and the switch happen in one critical section. Entries
 //!   published earlier are copied. Later entries go to the new location.
 //! * The reply is a message through the kernel. When the client receives it, it sees all of this.
 //!
 //! The arm is not lost. The client stores it before the request, or after the reply in the new
-//! location. In the first case the last check, which comes after the request, copies the arm word:
+//! location. In the first case the switch, which comes after the request, copies the arm word:
 //! either an earlier completion has taken the arm, and its event is on its way, or the next
 //! completion takes it in the new location. After arming, the client checks for completions and
 //! finds all earlier ones in either location, because the entries of the old one have been copied
@@ -51,7 +50,7 @@ impl CompletionMove {
     /// Initialises the new location, which [`QueueMemory::format`] has zeroed, as if every slot had
     /// been used before. Otherwise a reader at entry 2^32 - 1 would take zeros for that entry.
     pub fn prepare(&self) {
-        // The first entries in these slots will have the sequences after this number.
+        // The first entries in these slots will have later sequence numbers.
         let before = u64::from(self.copied) << 32;
         for slot in 0..self.to.shape.capacity {
             let last = self.to.slot(slot) + COMPLETION_LEN - 8;
@@ -252,7 +251,7 @@ mod tests {
         assert_eq!(producer.fits(2), refused);
         assert_eq!(producer.begin_move(place(2).0).map(drop), refused);
         let moving = begin(&mut producer, 4);
-        // More slots are reserved during the move than the new location has.
+        // During the move, more slots are in use than the new location has.
         assert_eq!([producer.reserve(), producer.reserve()], [Ok(true); 2]);
         let refused = Err(MoveError::TooSmall { unread: 1, reserved: 4 });
         assert_eq!(producer.finish_move(moving, 0), refused);
@@ -332,9 +331,9 @@ mod tests {
     }
 
     proptest! {
-        /// Every completion is read once and in order, and the room follows from the current
-        /// capacity, whichever operations interrupt a move, if the client does not access the queue
-        /// from its request until the reply.
+        /// Every completion is read once and in order, and the room matches the current capacity,
+        /// whatever operations occur during a move, if the client does not access the queue from
+        /// its request until the reply.
         #[test]
         fn a_moving_queue_agrees_with_an_oracle(
             start in prop_oneof![Just(0), any::<u32>(), u32::MAX - 20..=u32::MAX],

@@ -15,8 +15,8 @@ use crate::engine::state::EngineState;
 use rnic_abi::types::Access;
 
 impl Qp {
-    /// Carries out the next Writes while they are short, use shared memory and the turn is not
-    /// over. Returns true if there were any.
+    /// Carries out the next Writes while short and in shared memory, at most until the turn ends.
+    /// Returns true if there were any.
     #[inline]
     pub(super) fn hand_over_short_writes(
         &mut self,

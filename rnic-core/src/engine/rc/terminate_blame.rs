@@ -11,7 +11,7 @@ impl Qp {
         transport.outlives_stream() && transport.blamed_status(t).is_none()
     }
 
-    /// Notes the number of the Write that a Terminate of this side refuses, for the notice before
+    /// Notes the number of the Write that a Terminate of this side reports, for the notice before
     /// it. The enclosed header has only STag and offset, which several Writes of the peer may
     /// share.
     pub(in crate::engine) fn number_refused_write(&mut self, payload: &[u8]) {

@@ -1,11 +1,11 @@
-//! State of acknowledgements of a QP's requests.
+//! Acknowledgement state of a QP's requests.
 
 use arrayvec::ArrayVec;
 
 use crate::engine::rnr_notice::Notice;
 use rnic_abi::types::{CompletionStatus, Msn};
 
-/// State of acknowledgements on an RC QP.
+/// Acknowledgement state of an RC QP.
 #[derive(Default)]
 pub(in crate::engine) struct Acknowledgements {
     /// Acknowledgement requests are needed, because the stream is TCP.
@@ -20,12 +20,11 @@ pub(in crate::engine) struct Acknowledgements {
     pub uncovered: u32,
     /// The program waits for one of them, or the delay is over.
     pub awaited: bool,
-    /// MSN of the peer's Send that waits for a receive of this side: the current one, and the one
-    /// of the last notice.
+    /// MSN of the peer's Send that waits for a receive on this side: the current one, and the one
+    /// in the last notice.
     pub waits: Option<Msn>,
     pub notified: Option<Msn>,
-    /// Number of the peer's Write that the Terminate of this side refuses, until its notice is
-    /// sent.
+    /// Number of the peer's Write that this side's Terminate reports, until its notice is sent.
     pub refused_write: Option<u32>,
     /// A request has completed in error.
     failed: bool,
@@ -50,13 +49,12 @@ impl Acknowledgements {
         outcome
     }
 
-    /// Returns true if an acknowledgement request is due: there are requests to acknowledge, and no
-    /// response in flight will acknowledge them soon. `idle` is true if there is nothing else to
-    /// send.
+    /// Returns true if an acknowledgement request is due and may be sent: `every` requests are
+    /// uncovered, or the QP is idle and some are awaited. `idle` is true if there is nothing else
+    /// to send.
     pub(super) fn are_due(&self, idle: bool) -> bool {
         let many = self.uncovered >= self.every && !self.covered.is_full();
-        // While a response is under way, more requests may be posted that one acknowledgement
-        // request covers as well.
+        // While one is under way, more requests may be posted, which the next one then covers too.
         let last = idle && self.uncovered > 0 && self.awaited && self.covered.is_empty();
         self.over_tcp && (many || last)
     }
@@ -80,6 +78,6 @@ impl Acknowledgements {
 /// middle and one at its end, so that the acknowledged half fills up while the other is under way.
 pub const MAX_ACK_REQUESTS: u16 = 2;
 
-/// Maximum of [`Acknowledgements::every`], so that completions keep coming while a deep queue never
+/// Maximum of [`Acknowledgements::every`], so that completions keep coming if a deep queue never
 /// runs dry.
 const MAX_INTERVAL: u32 = 128;

@@ -117,7 +117,7 @@ impl Requester {
         self.begin_notice_of(notice)
     }
 
-    /// Sets the number of the peer's Write that the Terminate of this side refuses.
+    /// Sets the number of the peer's Write that the Terminate of this side reports.
     pub(in crate::engine) fn set_refused_write(&mut self, number: u32) {
         if let Some(acks) = self.acks.as_mut().filter(|acks| acks.over_tcp) {
             acks.refused_write = Some(number);

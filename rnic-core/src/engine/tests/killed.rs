@@ -20,7 +20,7 @@ fn reaching(own: &Mr, region: &Mr) -> Vec<Wr> {
 
 /// Checks that A's requests fail as if the peer no longer answered.
 fn fails_without_blame(w: &mut World, what: &str) {
-    assert_eq!(w.completions(A), [""; 0], "{what}: blamed before the retries were exhausted");
+    assert_eq!(w.completions(A), [""; 0], "{what}: completed before retries were exhausted");
     w.advance(ms(1500));
     let done = w.completions(A);
     let first = done.first().map_or("", String::as_str);

@@ -68,7 +68,7 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
     assert_eq!(w.completions(A), ["10 RdmaWrite LocalProtection"]);
 
     let bytes = raw.ulpdus(&mut w);
-    assert!(raw.has_whole_fpdus() && raw.fin, "no other data were sent");
+    assert!(raw.has_whole_fpdus() && raw.fin, "other data, or no FIN");
     let v = version;
     let untagged = |opcode: u8, stag: u32, queue: u8, msn: u8, payload: &[u8]| {
         let control = [0x40 | v, v << 6 | opcode];
@@ -145,8 +145,8 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
 //= 7306-5.2.2-6
 //= 7306-5.2.2-7
 //= 7306-A-1
-/// The six operations, a Read Response and a Terminate in a DDP stream of either version, and the
-/// messages of RFC 7306 in one of version 1.
+/// All messages of RFC 5040 in a DDP stream of either version, and those of RFC 7306 in a version 1
+/// stream.
 #[test]
 fn every_kind_of_message_byte_by_byte() {
     for version in [1, 0] {
@@ -174,7 +174,7 @@ fn every_kind_of_message_byte_by_byte() {
 //= 7306-5.2-4
 //= 7306-5.2.1-13
 //= 7306-6.3-1
-/// T, queue number, and the contents after the DDP header, for each opcode.
+/// T, queue number, and the length after the DDP header, for each opcode.
 #[test]
 fn every_kind_of_message_matches_the_table() {
     let sent = all_kinds(1);

@@ -19,8 +19,8 @@ pub enum StartupError {
     /// The received bytes are not a Reply.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A Reply of revision 0, refused because permissive RDMAC mode is off or because the Reply
-    /// lacks Markers or CRCs, which RDMAC peers always request.
+    /// A Reply of revision 0, refused because [`Options::rdmac`] is off or because the Reply lacks
+    /// Markers or CRCs, which RDMAC peers always request.
     #[error("the peer answered with MPA revision 0, which is not supported")]
     Rdmac,
     /// The peer closed before its Reply was complete.

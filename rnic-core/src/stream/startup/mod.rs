@@ -38,7 +38,7 @@ pub struct Options {
     pub crc: bool,
     /// M: requires Markers in received data.
     pub markers: bool,
-    /// Permissive RDMAC mode (RFC 5044 appendix C): accepts revision 0, with version 0 of DDP and
+    /// Permissive IETF RNIC (RFC 5044 appendix C): accepts revision 0, with version 0 of DDP and
     /// RDMAP. An Initiator then always requests revision 1 (section C.2.5).
     pub rdmac: bool,
     /// An Initiator requests the peer-to-peer model. A Responder always agrees to it.
@@ -147,7 +147,7 @@ fn negotiated(reads: u16) -> Option<u16> {
     (reads != NOT_NEGOTIATED).then_some(reads)
 }
 
-/// Returns the minimum number of bytes missing in a frame; 0 if it is complete or invalid.
+/// Returns the minimum number of missing bytes; 0 if the frame is complete or invalid.
 fn frame_missing(kind: FrameKind, max_revision: u8, input: &[u8]) -> usize {
     match Frame::check(kind, max_revision, input) {
         Ok(Progress::NeedMore(len)) => len - input.len(),

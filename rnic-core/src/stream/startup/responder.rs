@@ -14,7 +14,7 @@ pub enum ResponderError {
     /// The received bytes are not a Request.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A Request of revision 0, refused because permissive RDMAC mode is off or because the Request
+    /// A Request of revision 0, refused because [`Options::rdmac`] is off or because the Request
     /// lacks Markers or CRCs, which RDMAC peers always request. The peer must receive a rejecting
     /// Reply of revision 1.
     #[error("MPA revision 0 is not supported")]

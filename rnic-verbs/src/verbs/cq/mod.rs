@@ -340,7 +340,7 @@ impl AnyCq for CqBody {
 fn check_entries(entries: u32, device: &Device) -> Result<(), Errno> {
     let most = device.attributes.max_cq_entries;
     if !(1..=most).contains(&entries) {
-        return Err(invalid!("cqe {entries} is not in 1 to {most} (max_cqe)"));
+        return Err(invalid!("cqe {entries}: must be 1 to {most} (max_cqe)"));
     }
     Ok(())
 }

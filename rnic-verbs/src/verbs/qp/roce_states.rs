@@ -347,7 +347,7 @@ fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), E
     }
     let in_range = |attribute, name: &str, value: u32, least: u32, most: u32| {
         if has(attribute) && !(least..=most).contains(&value) {
-            Err(invalid!("{name} {value} is not in {least} to {most}"))
+            Err(invalid!("{name} {value}: must be {least} to {most}"))
         } else {
             Ok(())
         }

@@ -26,8 +26,8 @@ pub(crate) fn elements(name: &str, asked: u32, most: u8) -> Result<u8, Errno> {
 
 /// The SGEs of a request, which refer to memory of the program.
 ///
-/// [`copied`](Self::copied) and [`push`](Self::push) require that memory of this program in the
-/// SGEs stays readable, or writable, until the request completes.
+/// [`copied`](Self::copied) and [`push`](Self::push) require that this memory stays readable, or
+/// writable, until the request completes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SgeList(ArrayVec<Sge, MAX_SGE>);
 
@@ -36,13 +36,13 @@ impl SgeList {
     ///
     /// # Safety
     ///
-    /// `list` points to `count` SGEs. SGEs that refer to memory readable (or writable) by this
-    /// program stay so until the request has completed, as `ibv_post_send(3)` requires.
+    /// `list` points to `count` SGEs. Memory of an SGE that is readable (or writable) by this
+    /// program stays so until the request has completed, as `ibv_post_send(3)` requires.
     pub(crate) unsafe fn copied(list: *const c::ibv_sge, count: i32) -> Result<Self, Errno> {
         let count = usize::try_from(count)
             .ok()
             .filter(|count| *count <= MAX_SGE)
-            .ok_or_else(|| invalid!("num_sge {count} is not in 0 to {MAX_SGE}"))?;
+            .ok_or_else(|| invalid!("num_sge {count}: must be 0 to {MAX_SGE}"))?;
         let mut elements = ArrayVec::new();
         for n in 0..count {
             // SAFETY: the caller guarantees that there are `count` SGEs.

@@ -1,7 +1,7 @@
 //! MPA start-up over TCP.
 //!
 //! `active` and `passive` drive the state machine of one connection; `rejected` finishes rejected
-//! connections. The other files are calls and events of the
+//! connections. The others hold calls and events of the
 //! [`ConnectionManager`](super::ConnectionManager): `connect` and `accept` for each end, `listen`
 //! for listeners and limits, `passed` for connections that clients pass, `ask_back` for queries.
 

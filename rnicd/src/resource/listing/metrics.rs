@@ -44,14 +44,14 @@ impl Manager {
             .sample(&[], self.config.limits.device.of(Kind::Sessions));
         page.metric("connections_in_startup", MetricKind::Gauge, "Connections in MPA start-up.")
             .sample(&[], self.cm.in_startup() as u64);
-        let ended = "Clients ended for misbehaviour.";
+        let ended = "Misbehaving clients dropped.";
         page.metric("sessions_ended_total", MetricKind::Counter, ended)
             .sample(&[], self.records.misbehaved);
         page.metric("events_total", MetricKind::Counter, "Important events.")
             .sample(&[], self.records.notes.sequence);
         page.metric("diagnoses_total", MetricKind::Counter, "Recorded failures.")
             .sample(&[], self.records.diagnoses.made());
-        let dropped = "Packets dropped at wired.port because no daemon sent them.";
+        let dropped = "Packets dropped at wired.port as not from a daemon.";
         page.metric("packets_dropped_total", MetricKind::Counter, dropped)
             .sample(&[], self.workers.dropped_packets());
         let mut metric = page.metric("objects", MetricKind::Gauge, "Objects, or bytes, in use.");

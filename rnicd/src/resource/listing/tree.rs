@@ -1,4 +1,4 @@
-//! Content of the device tree.
+//! Contents of `device.tree`.
 
 use std::path::Path;
 

@@ -50,7 +50,7 @@ impl Manager {
 
     /// Completes a deallocation after all workers have removed the window.
     pub(in crate::resource) fn window_gone(&mut self, id: SessionId, handle: MwId) {
-        // If the session has ended in between, the window is dropped with it.
+        // If the session has since ended, the window was dropped with it.
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.windows.remove(&handle) else { return };
         object.window.close();

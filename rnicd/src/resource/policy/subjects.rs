@@ -1,4 +1,4 @@
-//! Users and groups of rules, resolved to IDs.
+//! A rule's users and groups, resolved to IDs.
 
 use std::collections::HashSet;
 
@@ -104,7 +104,7 @@ impl AllNames {
     }
 }
 
-/// Returns the number of a user or group.
+/// Returns the ID of a user or group.
 pub fn number(id: &Id, names: &Names) -> Option<u32> {
     match id {
         Id::Number(number) => Some(*number),

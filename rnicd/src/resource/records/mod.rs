@@ -20,7 +20,7 @@ pub use totals::{Counters, METRICS, Totals, USERS};
 pub struct Records {
     /// Requests refused since the daemon started.
     pub refusals: u64,
-    /// Clients ended for misbehaviour, with or without a session.
+    /// Misbehaving clients dropped, with or without a session.
     pub misbehaved: u64,
     /// Counters of destroyed objects.
     pub past: Totals,

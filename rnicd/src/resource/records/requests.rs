@@ -72,8 +72,8 @@ impl Manager {
         diagnosis_id
     }
 
-    /// Counts and records that a client is ended for misbehaviour. Returns the number of the
-    /// diagnosis, 0 for a client without a session.
+    /// Counts and records a client dropped for misbehaviour. Returns the number of the diagnosis, 0
+    /// for a client without a session.
     pub fn misbehaved(&mut self, session: Option<SessionId>, how: &str, now: Time) -> u64 {
         self.records.misbehaved += 1;
         let Some(session) = session else { return 0 };

@@ -1,4 +1,4 @@
-//! The workers: they run the engines, carry out their outputs, and move bytes over links.
+//! The workers: they run the engines, act on their outputs, and move bytes over links.
 
 use super::*;
 
@@ -9,7 +9,7 @@ impl World {
             if self.round() {
                 continue;
             }
-            // Workers go to sleep unless a client has rung.
+            // Workers sleep unless a doorbell was rung.
             if self.engines.iter_mut().any(|e| e.has_work() || !e.prepare_sleep()) {
                 continue;
             }
@@ -131,7 +131,7 @@ impl World {
             worked = true;
         }
         if self.paused.contains(&(link, end)) {
-            // An error that the kernel reports without a call.
+            // An error that the kernel reports without a read.
             if let Some(error) = self.links[link].pipes[1 - end].take_error() {
                 self.engines[engine].handle_socket_error(qp, &error, now);
                 self.carry_out(engine);
@@ -164,7 +164,7 @@ impl World {
         Some(received)
     }
 
-    /// Carries out the outputs of an engine.
+    /// Acts on the outputs of an engine.
     pub fn carry_out(&mut self, engine: usize) -> bool {
         let mut worked = false;
         while let Some(output) = self.engines[engine].poll_output() {
