@@ -1,13 +1,13 @@
 //! Mechanisms that a naive implementation lacks: few system calls per post, a direct path without
 //! sockets, revocation that blocks all later access, and events that are never lost.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    Access, Arm, Completion, CompletionChannel, CompletionStatus, Context, Cq, Mr, Qp, QpOptions,
-    RecvRequest, SendRequest,
+    Access, AddressPair, Arm, Completion, CompletionChannel, CompletionStatus, Context, Cq, Mr, Qp,
+    QpOptions, RecvRequest, SendRequest,
 };
 use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
@@ -69,14 +69,18 @@ fn busy_batch_skips_most_doorbells() {
     }
 }
 
-/// Returns the number of established TCP connections of this machine with this port at either end.
-fn connections(port: u16) -> usize {
-    let port = format!(":{port:04X}");
+/// Returns the number of established TCP sockets of this machine between two IPv4 addresses.
+fn sockets_between(ends: AddressPair) -> usize {
+    let entry = |end: SocketAddr| {
+        let IpAddr::V4(ip) = end.ip() else { panic!("{end} is not an IPv4 address") };
+        format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), end.port())
+    };
+    let ends = [entry(ends.local), entry(ends.peer)];
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let is_one = |line: &&str| {
-        let mut fields = line.split_whitespace().skip(1);
-        let ends = [fields.next(), fields.next()].map(|f| f.unwrap_or("").ends_with(&port));
-        fields.next() == Some("01") && ends.contains(&true)
+        let fields: Vec<&str> = line.split_whitespace().skip(1).take(3).collect();
+        let [local, peer, state] = fields[..] else { return false };
+        state == "01" && ends.iter().all(|end| [local, peer].contains(&&**end))
     };
     table.lines().filter(is_one).count()
 }
@@ -91,10 +95,11 @@ fn direct_path_copies_each_byte_once() {
         let qp_b = qp(&b);
         let listener = b.listener();
         join(&listener, &qp_a, &qp_b);
-        assert_eq!(connections(listener.local_addr().port()), sockets, "{loopback}");
         let row = qp_a.query().unwrap();
         assert_eq!(row.path, loopback);
-        assert_eq!(row.addresses.unwrap().peer, listener.local_addr());
+        let ends = row.addresses.unwrap();
+        assert_eq!(ends.peer, listener.local_addr());
+        assert_eq!(sockets_between(ends), sockets, "{loopback}");
         let before = (row.counters, qp_b.query().unwrap().counters);
         let source = a.region(1 << 20, Access::empty());
         let sink = b.region(1 << 20, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
