@@ -6,9 +6,10 @@
 //! objects at the same time.
 //!
 //! All functions require a tokio runtime with I/O enabled and panic outside one, as
-//! [`AsyncFd`](tokio::io::unix::AsyncFd) does. They have no timeouts: use [`tokio::time::timeout`]. Dropping a future only stops the
-//! wait, unless its method documents another effect. Some functions start with a request to the
-//! daemon, which blocks the thread for a few microseconds.
+//! [`AsyncFd`](tokio::io::unix::AsyncFd) does. They have no timeouts: use
+//! [`tokio::time::timeout`]. Dropping a future only stops the wait, unless its method documents
+//! another effect. Some functions start with a request to the daemon, which blocks the thread for a
+//! few microseconds.
 //!
 //! ```no_run
 //! use rnic_client::*;

@@ -22,8 +22,8 @@ impl ProgramRange {
     /// other processes may read and write the range at any time, as the registration permits.
     /// During that time the range must not contain anything that the language forbids others to
     /// change: no reference to it, and no value about whose bytes the compiler may make
-    /// assumptions. A registration with the right to write must contain only pages that this process
-    /// may write, because writes of the daemon ignore the protection of pages.
+    /// assumptions. A registration with the right to write must contain only pages that this
+    /// process may write, because writes of the daemon ignore the protection of pages.
     pub unsafe fn new(address: u64, len: u64) -> Option<ProgramRange> {
         address.checked_add(len)?;
         (len > 0 || address > 0).then_some(ProgramRange { address, len })
