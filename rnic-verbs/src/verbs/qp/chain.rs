@@ -83,11 +83,16 @@ impl Iterator for Chain<ibv_send_wr> {
     type Item = Result<SendWork, Errno>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: `from_c` guarantees that each request can be read, and null ends them.
-        let wr = unsafe { self.next.as_ref() }?;
-        self.next = wr.next;
-        // SAFETY: as above, for the memory that the request points to.
-        Some(unsafe { send_work(wr, self.datagrams) })
+        let wr = self.next;
+        if wr.is_null() {
+            return None;
+        }
+        // SAFETY: `from_c` guarantees that each request can be read, with the memory that it points
+        // to.
+        unsafe {
+            self.next = (*wr).next;
+            Some(send_work(wr, self.datagrams))
+        }
     }
 }
 
@@ -95,36 +100,42 @@ impl Iterator for Chain<ibv_recv_wr> {
     type Item = Result<ReceiveWork, Errno>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let wr = self.next;
+        if wr.is_null() {
+            return None;
+        }
         // SAFETY: as above.
-        let wr = unsafe { self.next.as_ref() }?;
-        self.next = wr.next;
-        // SAFETY: as above.
-        let elements = unsafe { SgeList::copied(wr.sg_list, wr.num_sge) };
-        Some(elements.map(|elements| ReceiveWork { wr_id: wr.wr_id, elements }))
+        unsafe {
+            self.next = (*wr).next;
+            let elements = SgeList::copied((*wr).sg_list, (*wr).num_sge);
+            Some(elements.map(|elements| ReceiveWork { wr_id: (*wr).wr_id, elements }))
+        }
     }
 }
 
+/// Reads only the fields that the opcode uses: the program may have left others uninitialised.
+///
 /// # Safety
 ///
-/// The SGEs and objects of `wr` are valid (ibv_post_send(3)).
-unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork, Errno> {
+/// `wr` is a request whose SGEs and objects are valid (ibv_post_send(3)).
+unsafe fn send_work(wr: *const ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork, Errno> {
     let mut window = None;
     // SAFETY: the opcode determines the valid member of the union, and the caller guarantees that
     // the SGEs of `wr` are valid.
     let (kind, elements) = unsafe {
-        let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
-        let kind = match wr.opcode {
+        let remote = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
+        let kind = match (*wr).opcode {
             IBV_WR_SEND => SendKind::Send,
-            IBV_WR_SEND_WITH_IMM => SendKind::SendImmediate { data: wr.imm_data },
-            IBV_WR_SEND_WITH_INV => SendKind::SendInvalidate { rkey: wr.imm_data },
+            IBV_WR_SEND_WITH_IMM => SendKind::SendImmediate { data: (*wr).imm_data },
+            IBV_WR_SEND_WITH_INV => SendKind::SendInvalidate { rkey: (*wr).imm_data },
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => {
                 let (remote, rkey) = remote();
-                let has_data = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-                SendKind::Write { remote, rkey, immediate: has_data.then_some(wr.imm_data) }
+                let has_data = (*wr).opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+                SendKind::Write { remote, rkey, immediate: has_data.then_some((*wr).imm_data) }
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                let atomic = wr.wr.atomic;
-                let operation = match wr.opcode {
+                let atomic = (*wr).wr.atomic;
+                let operation = match (*wr).opcode {
                     IBV_WR_ATOMIC_FETCH_AND_ADD => fetch_add(atomic.compare_add),
                     _ => compare_swap(atomic.compare_add, atomic.swap),
                 };
@@ -134,18 +145,18 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork
                 let (remote, rkey) = remote();
                 SendKind::Read { remote, rkey }
             }
-            IBV_WR_LOCAL_INV => SendKind::LocalInvalidate { rkey: wr.imm_data },
+            IBV_WR_LOCAL_INV => SendKind::LocalInvalidate { rkey: (*wr).imm_data },
             IBV_WR_BIND_MW => {
-                let bind = wr.bind_mw;
+                let bind = (*wr).bind_mw;
                 let (kind, key) = bind_work(bind.mw, bind.rkey, &bind.bind_info)?;
                 window = Some(key);
                 kind
             }
             _ => SendKind::Unsupported,
         };
-        let elements = match wr.opcode {
+        let elements = match (*wr).opcode {
             IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => SgeList::default(),
-            _ => SgeList::copied(wr.sg_list, wr.num_sge)?,
+            _ => SgeList::copied((*wr).sg_list, (*wr).num_sge)?,
         };
         (kind, elements)
     };
@@ -153,13 +164,13 @@ unsafe fn send_work(wr: &ibv_send_wr, datagram: Option<PdId>) -> Result<SendWork
     let to = match datagram.filter(|_| sends) {
         Some(pd) => {
             // SAFETY: with a UD QP and this opcode, `ud` is the valid member (ibv_post_send(3)).
-            let to = unsafe { wr.wr.ud };
+            let to = unsafe { (*wr).wr.ud };
             Some(destination(pd, to.ah, to.remote_qpn, to.remote_qkey)?)
         }
         None => None,
     };
-    let wr_id = wr.wr_id;
-    let flags = wr.send_flags;
+    // SAFETY: the caller guarantees that the request can be read.
+    let (wr_id, flags) = unsafe { ((*wr).wr_id, (*wr).send_flags) };
     Ok(SendWork { wr_id, kind, flags, elements, to, copied: None, window })
 }
 

@@ -73,16 +73,20 @@ impl SgeList {
     /// Copies the bytes at the addresses of the SGEs (`IBV_SEND_INLINE`). Returns `None` if there
     /// are more than [`MAX_INLINE`] bytes.
     pub(crate) fn gather(&self) -> Option<ArrayVec<u8, MAX_INLINE>> {
-        let mut bytes = ArrayVec::new();
+        let mut bytes: ArrayVec<u8, MAX_INLINE> = ArrayVec::new();
         for element in self.0.iter().filter(|element| element.length > 0) {
             let length = element.length as usize;
             if length > bytes.remaining_capacity() {
                 return None;
             }
+            let end = bytes.len() + length;
             // SAFETY: the program posts the SGE inline, so its memory stays readable until the call
-            // returns (`copied`).
-            let from = unsafe { std::slice::from_raw_parts(element.addr as *const u8, length) };
-            bytes.try_extend_from_slice(from).ok()?;
+            // returns (`copied`), though a peer may write it. The capacity was checked.
+            unsafe {
+                let to = bytes.as_mut_ptr().add(bytes.len());
+                std::ptr::copy_nonoverlapping(element.addr as *const u8, to, length);
+                bytes.set_len(end);
+            }
         }
         Some(bytes)
     }
@@ -158,14 +162,21 @@ impl SendWork {
         &mut self,
         pieces: &[(*const libc::c_void, usize)],
     ) -> Result<(), Errno> {
-        let mut bytes = Vec::new();
+        let mut bytes: Vec<u8> = Vec::new();
         for &(from, length) in pieces {
             if length > MAX_INLINE - bytes.len() {
                 return Err(invalid!("a request has more than {MAX_INLINE} inline bytes"));
             }
             if length > 0 {
-                // SAFETY: the caller guarantees it.
-                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from.cast(), length) });
+                bytes.reserve(length);
+                let end = bytes.len() + length;
+                // SAFETY: the caller guarantees that the piece is readable, though a peer may write
+                // it. There is room for it.
+                unsafe {
+                    let to = bytes.as_mut_ptr().add(bytes.len());
+                    std::ptr::copy_nonoverlapping(from.cast(), to, length);
+                    bytes.set_len(end);
+                }
             }
         }
         self.copied = Some(bytes);
