@@ -63,7 +63,8 @@ pub(crate) fn all_of<B: OfContext>(context: *mut c::ibv_context) -> Vec<*mut B::
     table::all(B::KIND, of_context).into_iter().map(with_exposed_provenance_mut).collect()
 }
 
-/// A live object.
+/// An object that was live when it was looked up. It is a pointer, not a guard: as with the C
+/// pointer, no use may follow a call that destroys the object.
 pub(crate) struct Live<B: Body>(NonNull<Object<B>>);
 
 impl<B: Body> Clone for Live<B> {
