@@ -2,18 +2,23 @@
 //!
 //! [`Datagram`] contains the fields of a datagram. [`packet`] encodes it as a packet, whose
 //! checksum [`icrc`] computes, and [`grh`] as the header that a receiver finds before the data.
-//! [`sidr`] contains the management datagrams that find the UD QP of an rdma_cm port.
+//! [`mad`] contains the header of management datagrams, [`sidr`] those that find the UD QP of an
+//! rdma_cm port, and [`connection`] those that connect RC and UC QPs.
 //!
 //! The formats follow the IBTA specification, volume 1, sections 9.2, 9.3 and 9.8.3, and annexes
 //! A16 and A17. This module uses neither sockets nor QPs.
 
+pub mod connection;
 pub mod grh;
 pub mod icrc;
 mod ip;
+pub mod mad;
 pub mod packet;
 pub mod sidr;
 
 use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
 
 use crate::types::{Gid, QpId};
 
@@ -39,6 +44,48 @@ pub struct Datagram {
     pub immediate: Option<u32>,
     /// True if the sender requests a solicited event at the receiver.
     pub solicited: bool,
+}
+
+/// Port space of rdma_cm (`rdma_port_space`). Each has ports of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum PortSpace {
+    /// `RDMA_PS_TCP`: RC QPs.
+    Tcp,
+    /// `RDMA_PS_UDP`: UD QPs.
+    Udp,
+    /// `RDMA_PS_IB`: QPs of any connected type.
+    Ib,
+}
+
+/// Service ID. It contains the port space and the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceId(pub u64);
+
+impl ServiceId {
+    /// Returns the service ID of a port.
+    pub fn new(space: PortSpace, port: u16) -> Self {
+        ServiceId(space.code() << 16 | u64::from(port))
+    }
+
+    /// Returns the port space and the port; `None` for a service outside of these port spaces.
+    pub fn port(self) -> Option<(PortSpace, u16)> {
+        let [high, low] = [self.0 >> 16, self.0 & 0xFFFF];
+        let space = [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib]
+            .into_iter()
+            .find(|s| s.code() == high)?;
+        Some((space, u16::try_from(low).ok()?))
+    }
+}
+
+impl PortSpace {
+    /// Returns the number of the port space in `rdma_cma.h`.
+    fn code(self) -> u64 {
+        match self {
+            PortSpace::Tcp => 0x0106,
+            PortSpace::Udp => 0x0111,
+            PortSpace::Ib => 0x013F,
+        }
+    }
 }
 
 /// Returns true for a unicast address: neither unspecified nor broadcast nor multicast.
@@ -136,5 +183,18 @@ mod tests {
         assert_eq!(&packet[20..28], b"hello\0\0\0");
         // Computed with zlib over the bytes that annex A17 defines.
         assert_eq!(packet[28..], [0xB2, 0xD7, 0x5F, 0x02]);
+    }
+
+    #[test]
+    fn service_ids_name_port_space_and_port() {
+        assert_eq!(ServiceId::new(PortSpace::Udp, 7471), ServiceId(0x0111_1D2F));
+        for space in [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib] {
+            for port in [0, 1, u16::MAX] {
+                assert_eq!(ServiceId::new(space, port).port(), Some((space, port)));
+            }
+        }
+        for other in [0, 0x0107_1D2F, 0x0112_0000, 1 << 63 | 0x0111_1D2F] {
+            assert_eq!(ServiceId(other).port(), None);
+        }
     }
 }

@@ -1,48 +1,31 @@
-//! Management datagrams for service ID resolution (SIDR), which find the UD QP of a port. A request
-//! and its reply are datagrams between QP 1 of one port and QP 1 of the other.
+//! Management datagrams for service ID resolution (SIDR), which find the UD QP of a port.
 //!
-//! The formats follow the IBTA specification, volume 1, sections 12.11.1 and 13.4.3. The IP
-//! addresses at the start of a request's private data (rdma_cm) follow annex A11. The caller
-//! answers the requests. All messages start with these fields (offsets in bytes):
-//!
-//! ```text
-//!   0  base version, class, class version, method
-//!   4  status, zero
-//!   8  transaction ID
-//!  16  attribute (message type), zero
-//! ```
-//!
-//! The remaining fields of a request (left) and of a reply (right):
+//! The formats follow the IBTA specification, volume 1, section 12.11.1; [`mad`](super::mad)
+//! describes the header. The caller answers the requests. The fields of a request (left) and of a
+//! reply (right), by offset in bytes:
 //!
 //! ```text
 //!  24  request ID                 24  request ID
 //!  28  partition key, zero        28  status, bytes of additional information, zero
 //!  32  service ID                 32  QP, zero
-//!  40  version of the next fields 36  service ID
-//!  41  version of IP, 4 bits      44  Q_Key
-//!  42  port of the requester      48  additional information
-//!  44  address of the requester  120  private data
-//!  60  destination address
-//!  76  private data
+//!  40  IP addresses (rdma_cm)     36  service ID
+//!  76  private data               44  Q_Key
+//!                                 48  additional information
+//!                                120  private data
 //! ```
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
+use super::ServiceId;
+use super::mad::{
+    self, ADDRESSES_LEN, Bytes, DEFAULT_PARTITION, Exchange, LEN, MadFault, part, put, word,
+};
 use crate::types::QpId;
 
-/// Size of a management datagram in bytes.
-pub const LEN: usize = 256;
-/// Number of the QP for management datagrams, the same on every port.
-pub const QP: QpId = QpId(1);
-/// Q_Key of management datagrams.
-pub const Q_KEY: u32 = 0x8001_0000;
 /// Size of the private data of a request, in bytes.
 pub const REQUEST_DATA: usize = LEN - REQUEST_DATA_AT;
 /// Size of the private data of a reply, in bytes.
 pub const REPLY_DATA: usize = LEN - REPLY_DATA_AT;
-
-/// An encoded message.
-pub type Bytes = [u8; LEN];
 
 /// A request or a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,39 +68,9 @@ pub struct Reply {
     pub private_data: [u8; REPLY_DATA],
 }
 
-/// IDs of a request, repeated in its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Exchange {
-    /// Transaction ID. Other hosts cannot predict it.
-    pub transaction: u64,
-    /// Request ID of the sender.
-    pub id: u32,
-}
-
-/// Service ID. It contains the port space and the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServiceId(pub u64);
-
 /// Status of a reply. Numbers other than the constants are possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u8);
-
-/// Reason why a datagram is not a SIDR message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MadFault {
-    /// The length is not that of a management datagram.
-    #[error("{0} bytes instead of the 256 of a management datagram")]
-    Length(usize),
-    /// A class other than communication management, or a different version or method.
-    #[error("version, class and method {0:#010x} are not those of communication management")]
-    Class(u32),
-    /// A message of communication management, but neither SIDR_REQ nor SIDR_REP.
-    #[error("attribute {0:#06x} is neither SIDR_REQ nor SIDR_REP")]
-    Attribute(u16),
-    /// A request without the IP addresses of rdma_cm.
-    #[error("unsupported version {0:#06x} of the IP address header")]
-    Addresses(u16),
-}
 
 impl Status {
     /// A QP serves the port.
@@ -128,34 +81,14 @@ impl Status {
     pub const REJECTED: Status = Status(2);
 }
 
-impl ServiceId {
-    /// Returns the service ID of a port of `RDMA_PS_UDP`.
-    pub fn of_port(port: u16) -> Self {
-        ServiceId(PORT_SPACE | u64::from(port))
-    }
-
-    /// Returns the port; `None` for a service outside `RDMA_PS_UDP`.
-    pub fn port(self) -> Option<u16> {
-        // Values above 16 bits belong to other port spaces.
-        self.0.checked_sub(PORT_SPACE).and_then(|port| u16::try_from(port).ok())
-    }
-}
-
 impl Request {
     /// Encodes the message.
     pub fn emit(&self) -> Bytes {
-        let mut bytes = begin(REQUEST, self.exchange);
-        bytes[PARTITION_AT..PARTITION_AT + 2].copy_from_slice(&DEFAULT_PARTITION.to_be_bytes());
-        bytes[REQUEST_SERVICE..REQUEST_SERVICE + 8].copy_from_slice(&self.service.0.to_be_bytes());
-        bytes[IP_VERSION] = if self.from.is_ipv4() { IPV4 } else { IPV6 };
-        bytes[PORT..PORT + 2].copy_from_slice(&self.from.port().to_be_bytes());
-        for (at, ip) in [(FROM, self.from.ip()), (TO, self.to)] {
-            match ip {
-                IpAddr::V4(ip) => bytes[at + 12..at + 16].copy_from_slice(&ip.octets()),
-                IpAddr::V6(ip) => bytes[at..at + 16].copy_from_slice(&ip.octets()),
-            }
-        }
-        bytes[REQUEST_DATA_AT..].copy_from_slice(&self.private_data);
+        let mut bytes = mad::begin(REQUEST, self.exchange);
+        put(&mut bytes, PARTITION_AT, DEFAULT_PARTITION.to_be_bytes());
+        put(&mut bytes, REQUEST_SERVICE, self.service.0.to_be_bytes());
+        mad::put_addresses(&mut bytes, ADDRESSES_AT, self.from, self.to);
+        put(&mut bytes, REQUEST_DATA_AT, self.private_data);
         bytes
     }
 }
@@ -163,12 +96,12 @@ impl Request {
 impl Reply {
     /// Encodes the message.
     pub fn emit(&self) -> Bytes {
-        let mut bytes = begin(REPLY, self.exchange);
+        let mut bytes = mad::begin(REPLY, self.exchange);
         bytes[STATUS] = self.status.0;
-        bytes[QP_AT..QP_AT + 4].copy_from_slice(&(self.qp.0 << 8).to_be_bytes());
-        bytes[REPLY_SERVICE..REPLY_SERVICE + 8].copy_from_slice(&self.service.0.to_be_bytes());
-        bytes[Q_KEY_AT..Q_KEY_AT + 4].copy_from_slice(&self.q_key.to_be_bytes());
-        bytes[REPLY_DATA_AT..].copy_from_slice(&self.private_data);
+        put(&mut bytes, QP_AT, (self.qp.0 << 8).to_be_bytes());
+        put(&mut bytes, REPLY_SERVICE, self.service.0.to_be_bytes());
+        put(&mut bytes, Q_KEY_AT, self.q_key.to_be_bytes());
+        put(&mut bytes, REPLY_DATA_AT, self.private_data);
         bytes
     }
 }
@@ -179,28 +112,15 @@ impl Reply {
 ///
 /// Returns the reason if the datagram is not a SIDR message. It must not be answered then.
 pub fn parse(bytes: &[u8]) -> Result<Message, MadFault> {
-    let bytes: &Bytes = bytes.try_into().map_err(|_| MadFault::Length(bytes.len()))?;
-    let word = |at: usize| u32::from_be_bytes(part(bytes, at));
-    if word(0) != MESSAGE {
-        return Err(MadFault::Class(word(0)));
-    }
-    let exchange =
-        Exchange { transaction: u64::from_be_bytes(part(bytes, TRANSACTION)), id: word(ID) };
+    let (bytes, attribute, exchange) = mad::open(bytes)?;
     let service = |at| ServiceId(u64::from_be_bytes(part(bytes, at)));
-    match u16::from_be_bytes(part(bytes, ATTRIBUTE)) {
+    match attribute {
         REQUEST => {
-            let (from, to) = match (bytes[CMA_VERSION], bytes[IP_VERSION] & 0xF0) {
-                (0, IPV4) => (ipv4(bytes, FROM), ipv4(bytes, TO)),
-                (0, IPV6) => (ipv6(bytes, FROM), ipv6(bytes, TO)),
-                _ => {
-                    let versions = u16::from_be_bytes(part(bytes, CMA_VERSION));
-                    return Err(MadFault::Addresses(versions));
-                }
-            };
+            let (from, to) = mad::addresses(bytes, ADDRESSES_AT)?;
             Ok(Message::Request(Request {
                 exchange,
                 service: service(REQUEST_SERVICE),
-                from: SocketAddr::new(from, u16::from_be_bytes(part(bytes, PORT))),
+                from,
                 to,
                 private_data: part(bytes, REQUEST_DATA_AT),
             }))
@@ -209,65 +129,21 @@ pub fn parse(bytes: &[u8]) -> Result<Message, MadFault> {
             exchange,
             service: service(REPLY_SERVICE),
             status: Status(bytes[STATUS]),
-            qp: QpId(word(QP_AT) >> 8),
-            q_key: word(Q_KEY_AT),
+            qp: QpId(word(bytes, QP_AT) >> 8),
+            q_key: word(bytes, Q_KEY_AT),
             private_data: part(bytes, REPLY_DATA_AT),
         })),
         other => Err(MadFault::Attribute(other)),
     }
 }
 
-/// Pads private data with zeros; `None` if they are too long.
-pub fn zero_padded<const N: usize>(data: &[u8]) -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    bytes.get_mut(..data.len())?.copy_from_slice(data);
-    Some(bytes)
-}
-
-/// Returns a message with its header only.
-fn begin(attribute: u16, exchange: Exchange) -> Bytes {
-    let mut bytes = [0; LEN];
-    bytes[..4].copy_from_slice(&MESSAGE.to_be_bytes());
-    bytes[TRANSACTION..TRANSACTION + 8].copy_from_slice(&exchange.transaction.to_be_bytes());
-    bytes[ATTRIBUTE..ATTRIBUTE + 2].copy_from_slice(&attribute.to_be_bytes());
-    bytes[ID..ID + 4].copy_from_slice(&exchange.id.to_be_bytes());
-    bytes
-}
-
-/// Returns `N` bytes of a message. Callers use constant offsets within the message.
-fn part<const N: usize>(bytes: &Bytes, at: usize) -> [u8; N] {
-    let mut part = [0; N];
-    part.copy_from_slice(&bytes[at..at + N]);
-    part
-}
-
-fn ipv4(bytes: &Bytes, at: usize) -> IpAddr {
-    Ipv4Addr::from(part::<4>(bytes, at + 12)).into()
-}
-
-fn ipv6(bytes: &Bytes, at: usize) -> IpAddr {
-    Ipv6Addr::from(part::<16>(bytes, at)).into()
-}
-
-/// Base version 1, class of communication management in version 2, method Send.
-const MESSAGE: u32 = 0x0107_0203;
-const TRANSACTION: usize = 8;
-const ATTRIBUTE: usize = 16;
 const REQUEST: u16 = 0x0017;
 const REPLY: u16 = 0x0018;
-const ID: usize = 24;
 
 const PARTITION_AT: usize = 28;
-const DEFAULT_PARTITION: u16 = 0xFFFF;
 const REQUEST_SERVICE: usize = 32;
-const CMA_VERSION: usize = 40;
-const IP_VERSION: usize = 41;
-const IPV4: u8 = 4 << 4;
-const IPV6: u8 = 6 << 4;
-const PORT: usize = 42;
-const FROM: usize = 44;
-const TO: usize = 60;
-const REQUEST_DATA_AT: usize = 76;
+const ADDRESSES_AT: usize = 40;
+const REQUEST_DATA_AT: usize = ADDRESSES_AT + ADDRESSES_LEN;
 
 const STATUS: usize = 28;
 const QP_AT: usize = 32;
@@ -275,19 +151,18 @@ const REPLY_SERVICE: usize = 36;
 const Q_KEY_AT: usize = 44;
 const REPLY_DATA_AT: usize = 120;
 
-/// `RDMA_PS_UDP`: the bits of a service ID above the port.
-const PORT_SPACE: u64 = 0x0111 << 16;
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::PortSpace;
+    use super::super::mad::{MESSAGE, zero_padded};
     use super::*;
 
     fn request() -> Request {
         Request {
             exchange: Exchange { transaction: 0x0102_0304_0506_0708, id: 0x0A0B_0C0D },
-            service: ServiceId::of_port(7471),
+            service: ServiceId::new(PortSpace::Udp, 7471),
             from: ([192, 0, 2, 1], 0xC123).into(),
             to: [192, 0, 2, 2].into(),
             private_data: zero_padded(b"hello").expect("it fits"),
@@ -297,7 +172,7 @@ mod tests {
     fn reply() -> Reply {
         Reply {
             exchange: request().exchange,
-            service: ServiceId::of_port(7471),
+            service: ServiceId::new(PortSpace::Udp, 7471),
             status: Status::VALID,
             qp: QpId(0x12_3456),
             q_key: 0x0123_4567,
@@ -365,23 +240,6 @@ mod tests {
         assert!(spoilt(41, 0x4F).is_ok());
     }
 
-    #[test]
-    fn other_port_spaces_have_no_port() {
-        assert_eq!(ServiceId::of_port(7471), ServiceId(0x0111_1D2F));
-        for port in [0, 1, u16::MAX] {
-            assert_eq!(ServiceId::of_port(port).port(), Some(port));
-        }
-        for other in [0, 0x0106_1D2F, 0x0112_0000, 1 << 63 | 0x0111_1D2F] {
-            assert_eq!(ServiceId(other).port(), None);
-        }
-    }
-
-    #[test]
-    fn private_data_are_padded_or_too_long() {
-        assert_eq!(zero_padded::<3>(b"ab"), Some(*b"ab\0"));
-        assert_eq!(zero_padded::<3>(b"abcd"), None);
-    }
-
     proptest! {
         #[test]
         fn parsed_messages_round_trip(mut bytes in proptest::array::uniform32(any::<u8>()),
@@ -392,7 +250,7 @@ mod tests {
                 bytes[16..18].copy_from_slice(&[0, 0x16 + kind]);
             }
             message[..32].copy_from_slice(&bytes);
-            message[40..42].copy_from_slice(&[0, IPV4]);
+            message[40..42].copy_from_slice(&[0, 4 << 4]);
             match parse(&message) {
                 Ok(Message::Request(request)) => {
                     prop_assert_eq!(parse(&request.emit()), Ok(Message::Request(request)));

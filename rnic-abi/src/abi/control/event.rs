@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::cm::RcPeer;
 use crate::types::*;
 
 /// A connection or asynchronous event. `context` is the object's context when the event is sent.
@@ -219,6 +220,46 @@ pub enum Event {
     },
     /// The GID table of the RoCE device has changed; `QueryGids` returns the new one.
     GidsChanged,
+    /// A peer asks to connect its RC or UC QP (REQ).
+    RcRequest {
+        /// The listener that received it.
+        listener: ListenerId,
+        /// The listener's context.
+        context: u64,
+        /// The request, to accept with `AcceptRc` or to reject.
+        request: RequestId,
+        /// The listener's address and the peer's.
+        addresses: AddressPair,
+        /// The peer's QP and its parameters.
+        peer: RcPeer,
+        /// The peer's private data, padded with zeros to 56 bytes.
+        private_data: Vec<u8>,
+    },
+    /// The peer accepts the connection of an RC or UC QP (REP). `EstablishRc` confirms it.
+    RcReply {
+        /// The QP passed to `ConnectRc`.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Both ends.
+        addresses: AddressPair,
+        /// The peer's QP and its parameters.
+        peer: RcPeer,
+        /// The peer's private data, padded with zeros to 196 bytes.
+        private_data: Vec<u8>,
+    },
+    /// The peer rejected the connection of an RC or UC QP (REJ). The QP keeps its state.
+    RcRejected {
+        /// The QP passed to `ConnectRc` or `AcceptRc`.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Reason code (IBTA specification, volume 1, section 12.6.7.2): 28 if the program
+        /// rejected it, 8 if none listens.
+        reason: u16,
+        /// Private data of the rejection, padded with zeros to 148 bytes.
+        private_data: Vec<u8>,
+    },
 }
 
 /// Reason why a connection ended.

@@ -8,6 +8,7 @@
 //! Enums are append-only, and structs never change. Descriptors travel with their message as
 //! `SCM_RIGHTS`, in the documented order.
 
+mod cm;
 mod event;
 mod hello;
 mod listing;
@@ -16,6 +17,7 @@ mod refusal;
 mod reply;
 mod request;
 
+pub use cm::{RcOffer, RcPeer};
 pub use event::{DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
 pub use listing::{

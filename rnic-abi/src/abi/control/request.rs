@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::cm::RcOffer;
 use super::qp_attr::QpChange;
+use crate::roce::PortSpace;
 use crate::types::*;
 
 /// A request. The client chooses the ID, and the reply repeats it.
@@ -159,11 +161,12 @@ pub enum RequestBody {
         /// revision 1.
         private_data: Vec<u8>,
     },
-    /// Ends a QP's connection. Reply: `Done`, then events.
+    /// Ends a QP's connection. Reply: `Done`, then events. For the connection of an RC or UC QP
+    /// (`ConnectRc`, `AcceptRc`), the daemons exchange DREQ and DREP, and the QP keeps its state.
     Disconnect {
         /// The connected QP.
         qp: QpId,
-        /// Determines which transfers are completed first.
+        /// Determines which transfers are completed first; ignored for RC and UC QPs.
         mode: DisconnectMode,
     },
     /// Changes the context of an object. Reply: `Done`.
@@ -320,6 +323,56 @@ pub enum RequestBody {
         /// Number of the worker.
         worker: u32,
     },
+    /// Binds an address in a port space of the RoCE device for RC and UC QPs, without listening.
+    /// Its requests arrive as [`RcRequest`](super::Event::RcRequest). Reply: `Listener`, for use
+    /// with `Listen` and `CloseListener`.
+    BindRc {
+        /// Port space; not that of UD QPs.
+        space: PortSpace,
+        /// An address of the device's ports or a wildcard; port 0 lets the daemon choose.
+        #[serde(with = "address")]
+        address: SocketAddr,
+        /// The application's context, repeated in events.
+        context: u64,
+        /// True to exclude IPv4 from an IPv6 wildcard; ignored for other addresses.
+        v6_only: bool,
+    },
+    /// Sends a connection request (REQ) for an RC or UC QP, whose state does not change. Reply:
+    /// `Done`, then `RcReply`, `RcRejected` or `Unreachable`.
+    ConnectRc {
+        /// The QP to connect, without a connection.
+        qp: QpId,
+        /// Port space of the peer's port; not that of UD QPs.
+        space: PortSpace,
+        /// Address and port of the peer.
+        #[serde(with = "address")]
+        peer: SocketAddr,
+        /// Source address; `None` for any.
+        #[serde(with = "address::optional")]
+        local: Option<SocketAddr>,
+        /// This end's parameters.
+        offer: RcOffer,
+        /// At most 56 bytes.
+        private_data: Vec<u8>,
+    },
+    /// Accepts a request from `RcRequest` (REP) with an RC or UC QP, which must already be ready to
+    /// receive. Its state does not change. Reply: `Done`, then `Established`, `RcRejected` or
+    /// `Unreachable`.
+    AcceptRc {
+        /// The request, not accepted or rejected yet.
+        request: RequestId,
+        /// The QP to connect, without a connection.
+        qp: QpId,
+        /// This end's parameters.
+        offer: RcOffer,
+        /// At most 196 bytes.
+        private_data: Vec<u8>,
+    },
+    /// Confirms an `RcReply` (RTU) after the QP is ready to receive and to send. Reply: `Done`.
+    EstablishRc {
+        /// The QP of the `RcReply`.
+        qp: QpId,
+    },
 }
 
 impl RequestBody {
@@ -382,6 +435,10 @@ impl RequestBody {
             R::ReregMr { to, .. } => Use.named("ReregMr").range(to),
             R::BindDatagrams { .. } => Create.named("BindDatagrams"),
             R::ServeCopies { .. } => Create.named("ServeCopies"),
+            R::BindRc { .. } => Create.named("BindRc"),
+            R::ConnectRc { qp, .. } => Create.named("ConnectRc").qp(*qp),
+            R::AcceptRc { qp, .. } => Create.named("AcceptRc").qp(*qp),
+            R::EstablishRc { qp } => Use.named("EstablishRc").qp(*qp),
         }
     }
 }
