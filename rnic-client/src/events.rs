@@ -28,6 +28,7 @@ impl Subject {
     pub(crate) fn of(event: &Event) -> Self {
         match *event {
             Event::ConnectionRequest { listener, .. }
+            | Event::RcRequest { listener, .. }
             | Event::RequestWithdrawn { listener, .. } => Subject::Listener(listener),
             Event::Established { qp, .. }
             | Event::Rejected { qp, .. }
@@ -41,6 +42,8 @@ impl Subject {
             | Event::SendQueueDrained { qp, .. }
             | Event::AccessError { qp, .. }
             | Event::RequestError { qp, .. }
+            | Event::RcReply { qp, .. }
+            | Event::RcRejected { qp, .. }
             | Event::Resolved { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
             Event::SrqLimit { srq, .. }
@@ -60,6 +63,7 @@ pub(crate) type EventFilter = fn(&Event) -> bool;
 pub(crate) fn settles_connection(event: &Event) -> bool {
     use Event::*;
     matches!(event, Established { .. } | Rejected { .. } | Unreachable { .. } | QpFatal { .. })
+        || matches!(event, RcReply { .. } | RcRejected { .. })
         || ends_connection(event)
 }
 
@@ -80,7 +84,7 @@ pub(crate) fn concerns_end(event: &Event) -> bool {
 
 /// Returns true if the event is a connection request.
 pub(crate) fn is_connection_request(event: &Event) -> bool {
-    matches!(event, Event::ConnectionRequest { .. })
+    matches!(event, Event::ConnectionRequest { .. } | Event::RcRequest { .. })
 }
 
 /// Returns true if the event ends the wait for a request on a connection that the program passed to
@@ -273,7 +277,11 @@ impl Events {
 }
 
 fn is_request_with(event: &Event, id: RequestId) -> bool {
-    matches!(event, Event::ConnectionRequest { request, .. } if *request == id)
+    let (Event::ConnectionRequest { request, .. } | Event::RcRequest { request, .. }) = event
+    else {
+        return false;
+    };
+    *request == id
 }
 
 #[cfg(test)]

@@ -116,6 +116,7 @@ mod pd;
 mod program;
 mod qp;
 mod qp_states;
+mod rc_connect;
 mod receive;
 mod request;
 mod resolution;
@@ -162,10 +163,11 @@ pub use window::MemoryWindow;
 pub use rnic_abi::abi::control::{
     ClientRow, CqRow, DeviceAttributes, Diagnosis, DiagnosisKind, DisconnectReason, Event,
     EventRecord, Features, GidRow, LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow,
-    PAGE_ROWS, PdRow, QpCounters, QpRow, Refusal, Rows, Sending, SrqRow, StatusInfo, WindowRow,
-    Wiring,
+    PAGE_ROWS, PdRow, QpCounters, QpRow, RcOffer, RcPeer, Refusal, Rows, Sending, SrqRow,
+    StatusInfo, WindowRow, Wiring,
 };
 pub use rnic_abi::abi::queue::Sge;
+pub use rnic_abi::roce::PortSpace;
 pub use rnic_abi::shm::{ProgramRange, RawBytes};
 pub use rnic_abi::types::{
     Access, AddressPair, AtomicOperation, ChannelId, CompletionOpcode, CompletionStatus, CqId, Gid,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_abi::abi::control::{Event, ObjectRef, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{Event, ObjectRef, RcPeer, ReplyBody, RequestBody};
 use rnic_abi::types::{AddressPair, ListenerId, RequestId};
 
 use crate::connect::{Claim, Connected, check_private_data};
@@ -123,9 +123,11 @@ impl Drop for Listener {
 /// It needs no QP until it is accepted, so a program can decide from the private data which QP to
 /// use. Dropping it undecided rejects it without private data. A request to
 /// [`Context::bind_datagrams`] needs a UD QP; only
-/// [`accept_datagrams`](ConnectionRequest::accept_datagrams) accepts it.
+/// [`accept_datagrams`](ConnectionRequest::accept_datagrams) accepts it. A request to
+/// [`Context::bind_rc`] needs an RC or UC QP, and [`accept_rc`](ConnectionRequest::accept_rc).
 ///
 /// [`Context::bind_datagrams`]: crate::Context::bind_datagrams
+/// [`Context::bind_rc`]: crate::Context::bind_rc
 pub struct ConnectionRequest {
     session: Arc<Session>,
     id: RequestId,
@@ -136,6 +138,7 @@ pub struct ConnectionRequest {
     peer_ord: Option<u16>,
     revision: u8,
     peer_to_peer: bool,
+    rc_peer: Option<RcPeer>,
     private_data: Vec<u8>,
 }
 
@@ -185,6 +188,27 @@ impl ConnectionRequest {
                 peer_ord,
                 revision,
                 peer_to_peer,
+                rc_peer: None,
+                private_data,
+            }),
+            Event::RcRequest {
+                listener,
+                context: _,
+                request: id,
+                addresses,
+                peer,
+                private_data,
+            } => Ok(ConnectionRequest {
+                session: session.clone(),
+                id,
+                decided: false,
+                listener,
+                addresses,
+                peer_ird: Some(peer.responder_resources.into()),
+                peer_ord: Some(peer.initiator_depth.into()),
+                revision: 0,
+                peer_to_peer: false,
+                rc_peer: Some(peer),
                 private_data,
             }),
             other => Err(other),
@@ -236,6 +260,13 @@ impl ConnectionRequest {
     /// send first.
     pub fn peer_to_peer(&self) -> bool {
         self.peer_to_peer
+    }
+
+    /// Returns the peer's RC or UC QP and its parameters, for a request to [`Context::bind_rc`].
+    ///
+    /// [`Context::bind_rc`]: crate::Context::bind_rc
+    pub fn rc_peer(&self) -> Option<&RcPeer> {
+        self.rc_peer.as_ref()
     }
 
     /// Accepts the request with an Idle QP and waits until the connection is established, which
@@ -295,21 +326,21 @@ impl ConnectionRequest {
 
     /// Accepts the request with this QP.
     pub(crate) fn decide_with(
-        mut self,
+        self,
         qp: &Qp,
         ird: Option<u16>,
         ord: Option<u16>,
         private_data: &[u8],
     ) -> Result<(), Error> {
-        self.check_session_of(qp)?;
         let private_data = private_data.to_vec();
-        self.session.command(RequestBody::Accept {
-            request: self.id,
-            qp: qp.id,
-            ird,
-            ord,
-            private_data,
-        })?;
+        let (request, id) = (self.id, qp.id);
+        self.decide(qp, RequestBody::Accept { request, qp: id, ird, ord, private_data })
+    }
+
+    /// Sends the request that accepts with this QP.
+    pub(crate) fn decide(mut self, qp: &Qp, accept: RequestBody) -> Result<(), Error> {
+        self.check_session_of(qp)?;
+        self.session.command(accept)?;
         self.decided = true;
         Ok(())
     }
