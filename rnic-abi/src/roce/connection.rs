@@ -169,18 +169,18 @@ impl Rejected {
 pub struct Reason(pub u16);
 
 impl Reason {
+    /// The request names no QP.
+    pub const NO_QP: Reason = Reason(1);
     /// The daemon accepts no connections now.
     pub const NO_RESOURCES: Reason = Reason(3);
     /// The answer did not arrive in time.
     pub const TIMEOUT: Reason = Reason(4);
-    /// The receiver knows no such connection.
-    pub const INVALID_ID: Reason = Reason(6);
     /// No program listens at the port.
     pub const INVALID_SERVICE: Reason = Reason(8);
-    /// The transport is neither RC nor UC.
-    pub const INVALID_TRANSPORT: Reason = Reason(9);
     /// The GID of the request is not that of its sender.
     pub const INVALID_GID: Reason = Reason(12);
+    /// The path MTU is none.
+    pub const INVALID_MTU: Reason = Reason(26);
     /// The program rejects the connection.
     pub const CONSUMER: Reason = Reason(28);
 }

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use rnic_abi::roce::sidr::Bytes as Mad;
+use rnic_abi::abi::control::{RcOffer, RcPeer};
+use rnic_abi::roce::mad::Bytes as Mad;
 use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId};
 use rnic_core::stream::startup::Negotiated;
 
@@ -111,6 +112,60 @@ pub enum CmEvent {
         q_key: u32,
         /// The peer's private data.
         private_data: Vec<u8>,
+    },
+    /// A peer asks to connect its RC or UC QP.
+    RcRequest {
+        /// The listener that received it.
+        listener: ListenerId,
+        /// The request to accept or reject.
+        request: RequestId,
+        /// The listener's end and the peer.
+        addresses: AddressPair,
+        /// The peer's QP and its parameters.
+        peer: RcPeer,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// The peer accepts the connection of an RC or UC QP.
+    RcReply {
+        /// The QP that connects.
+        qp: QpId,
+        /// Our end and the peer.
+        addresses: AddressPair,
+        /// The peer's QP and its parameters.
+        peer: RcPeer,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// The peer has confirmed the connection that an RC or UC QP accepted.
+    RcEstablished {
+        /// The QP that accepted.
+        qp: QpId,
+        /// Our end and the peer.
+        addresses: AddressPair,
+        /// This end's parameters.
+        offer: RcOffer,
+    },
+    /// The peer rejected the connection of an RC or UC QP.
+    RcRejected {
+        /// The QP that connected or accepted.
+        qp: QpId,
+        /// Reason code.
+        reason: u16,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// Connecting an RC or UC QP failed.
+    RcUnreachable {
+        /// The QP that connected or accepted.
+        qp: QpId,
+        /// The failure.
+        why: ConnectFailure,
+    },
+    /// The connection of an RC or UC QP has ended.
+    RcDisconnected {
+        /// The QP that was connected.
+        qp: QpId,
     },
     /// A management datagram (MAD) to send between QP1 of two ports.
     Management {

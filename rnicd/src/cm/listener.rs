@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 
 use rnic_abi::abi::control::{ListenerRow, Refusal};
+use rnic_abi::roce::PortSpace;
 use rnic_abi::types::{ListenerId, SessionId};
 use socket2::Socket;
 
-use super::sidr::RecentReplies;
+use super::service_port::RecentReplies;
 use crate::config::PortMap;
 
-/// A bound address of either port space, or the connection of a `ServeOver` request.
+/// A bound address of any port space, or the connection of a `ServeOver` request.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) session: SessionId,
@@ -33,8 +34,8 @@ pub(super) enum Source {
     Tcp(Socket),
     /// One connection that a client passed.
     Passed,
-    /// SIDR requests for UD QPs. The field holds recent replies.
-    Datagrams(RecentReplies),
+    /// Requests to a port of the RoCE device. The field holds recent replies.
+    Service(PortSpace, RecentReplies),
 }
 
 /// An address to bind.
@@ -65,9 +66,14 @@ impl Listener {
         Listener { backlog: 1, ..Self::bound(session, Source::Passed, address.into(), key) }
     }
 
-    /// Creates a listener for UD QPs, in slot `key`.
-    pub(super) fn new_ud(session: SessionId, to: BindTo, key: usize) -> Self {
-        Self::bound(session, Source::Datagrams(RecentReplies::default()), to, key)
+    /// Creates a listener on a port of the RoCE device, in slot `key`.
+    pub(super) fn new_service(
+        session: SessionId,
+        space: PortSpace,
+        to: BindTo,
+        key: usize,
+    ) -> Self {
+        Self::bound(session, Source::Service(space, RecentReplies::default()), to, key)
     }
 
     pub(super) fn bound(session: SessionId, source: Source, to: BindTo, key: usize) -> Self {
@@ -90,7 +96,7 @@ impl Listener {
     pub(super) fn socket(&self) -> Option<&Socket> {
         match &self.source {
             Source::Tcp(socket) => Some(socket),
-            Source::Passed | Source::Datagrams(_) => None,
+            Source::Passed | Source::Service(..) => None,
         }
     }
 
@@ -99,17 +105,25 @@ impl Listener {
         self.socket().is_some()
     }
 
-    /// Returns the recent replies of a listener for UD QPs.
+    /// Returns the port space of a listener on the RoCE device.
+    pub(super) fn space(&self) -> Option<PortSpace> {
+        match &self.source {
+            Source::Service(space, _) => Some(*space),
+            Source::Tcp(_) | Source::Passed => None,
+        }
+    }
+
+    /// Returns the recent replies of a listener on the RoCE device.
     pub(super) fn answers(&self) -> Option<&RecentReplies> {
         match &self.source {
-            Source::Datagrams(answers) => Some(answers),
+            Source::Service(_, answers) => Some(answers),
             Source::Tcp(_) | Source::Passed => None,
         }
     }
 
     pub(super) fn answers_mut(&mut self) -> Option<&mut RecentReplies> {
         match &mut self.source {
-            Source::Datagrams(answers) => Some(answers),
+            Source::Service(_, answers) => Some(answers),
             Source::Tcp(_) | Source::Passed => None,
         }
     }
@@ -136,7 +150,7 @@ impl Listener {
     }
 
     pub(super) fn row(&self, listener: ListenerId, ports: &PortMap) -> ListenerRow {
-        // Passed sockets keep the program's own port, and ports for UD QPs are not mapped.
+        // Passed sockets keep the program's own port, and ports of the RoCE device are not mapped.
         let address = if self.is_bound() { ports.named(self.address) } else { self.address };
         ListenerRow {
             listener,

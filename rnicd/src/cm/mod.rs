@@ -5,13 +5,15 @@
 //! an object here before a QP is chosen for it. A connect to one of this daemon's own listeners
 //! needs no TCP connection: the same state machines exchange their frames in memory, so both paths
 //! negotiate in the same way. UD QPs are not connected; messages resolve which QP serves a port
-//! (`sidr`), with the same listeners and requests. The results are [`CmEvent`]s.
+//! (`sidr`), and RC and UC QPs are connected by messages too (`connection`), with the same listeners
+//! and requests. The results are [`CmEvent`]s.
 //!
 //! This module has no permissions or object tables, and identifies QPs by number. Limits are plain
 //! numbers in [`CmOptions`]. The manager reads no clock and never blocks: the control thread, its
 //! only caller, passes readiness and time. Every phase has a deadline.
 
 mod connect_failure;
+mod connection;
 mod deadlines;
 mod direct;
 mod event;
@@ -19,6 +21,7 @@ mod listener;
 mod net;
 mod params;
 mod quota;
+mod service_port;
 mod shedding;
 mod sidr;
 mod slots;
@@ -40,6 +43,8 @@ use slab::Slab;
 
 pub use connect_failure::ConnectFailure;
 use connect_failure::answer_refused;
+use connection::Connections;
+pub use connection::{RcAcceptParams, RcConnectParams};
 use deadlines::Deadlines;
 pub use event::{CmEvent, DirectEnd, Rejection};
 pub use listener::BindTo;
@@ -48,8 +53,8 @@ pub use net::SocketBuffers;
 pub use params::{AcceptParams, CmOptions, ConnectParams};
 pub use quota::Quota;
 use quota::Quotas;
+use service_port::ServicePort;
 use shedding::Shedding;
-use sidr::Sidr;
 use slots::{Index, Slot, SlotEntry};
 use stag_guesses::StagGuessLimiter;
 use startups::{Startups, WaitsFor};
@@ -83,7 +88,8 @@ pub struct ConnectionManager {
     /// Rejects requests of peers.
     draining: bool,
     guesses: StagGuessLimiter,
-    sidr: Sidr,
+    service: ServicePort,
+    connections: Connections,
     scratch: Box<[u8; SCRATCH]>,
 }
 
@@ -110,7 +116,8 @@ impl ConnectionManager {
             shedding: Shedding::new(),
             quotas: Quotas::default(),
             draining: false,
-            sidr: Sidr::default(),
+            service: ServicePort::default(),
+            connections: Connections::default(),
             scratch: Box::new([0; SCRATCH]),
         }
     }
@@ -162,6 +169,7 @@ impl ConnectionManager {
         self.check_idle(params.qp)?;
         match &self.slots[key].slot {
             Slot::Direct(_) => self.accept_direct(key, params),
+            Slot::RcRequest(_) => Err(wrong_request(params.request, "for an RC or UC QP")),
             _ => self.accept_tcp(key, params, now),
         }
     }
@@ -199,9 +207,13 @@ impl ConnectionManager {
             }
         }
         for key in self.of_session.of(&session) {
-            match self.slots.get(key).and_then(|e| e.slot.qp()) {
-                Some(qp) => self.cancel(qp),
-                None => drop(self.remove(key)),
+            match self.slots.get(key).map(|e| &e.slot) {
+                Some(Slot::Rc(c)) => self.abandon_rc(c.qp, now),
+                Some(slot) => match slot.qp() {
+                    Some(qp) => self.cancel(qp),
+                    None => drop(self.remove(key)),
+                },
+                None => {}
             }
         }
         self.quotas.forget(session);
@@ -226,7 +238,12 @@ impl ConnectionManager {
             Some(Slot::Returning(_)) => self.drive_returning(key),
             Some(Slot::RequestCheck(_)) => self.drive_request_check(key, now),
             Some(
-                Slot::Closing(_) | Slot::Direct(_) | Slot::SidrResolution(_) | Slot::SidrRequest(_),
+                Slot::Closing(_)
+                | Slot::Direct(_)
+                | Slot::SidrResolution(_)
+                | Slot::SidrRequest(_)
+                | Slot::RcRequest(_)
+                | Slot::Rc(_),
             )
             | None => {}
         }
@@ -246,6 +263,8 @@ impl ConnectionManager {
             match entry.slot {
                 Slot::Listener { id, .. } => self.accept_ready(id, now),
                 Slot::SidrResolution(_) => self.retry_resolution(key, now),
+                Slot::Rc(_) => self.retry_connection(key, now),
+                Slot::RcRequest(_) => self.expire_rc_request(key, now),
                 _ => self.expire(key),
             }
         }
@@ -272,7 +291,7 @@ impl ConnectionManager {
 
     /// Returns the number of connections in start-up or closing, including undecided requests.
     pub fn in_startup(&self) -> usize {
-        self.slots.len() - self.listeners.len()
+        self.slots.len() - self.listeners.len() - self.connections.established()
     }
 
     /// Returns the number of start-ups that hold a descriptor and no QP (limit: `limits.startups`).
@@ -304,9 +323,11 @@ impl ConnectionManager {
             Slot::Direct(_) => self.expire_direct(key),
             Slot::Returning(_) => self.end_returning(key),
             Slot::SidrRequest(_) => self.withdraw_sidr_request(key, "the deadline passed"),
-            Slot::Closing(_) | Slot::Listener { .. } | Slot::SidrResolution(_) => {
-                drop(self.remove(key))
-            }
+            Slot::Closing(_)
+            | Slot::Listener { .. }
+            | Slot::SidrResolution(_)
+            | Slot::RcRequest(_)
+            | Slot::Rc(_) => drop(self.remove(key)),
         }
     }
 
@@ -382,6 +403,9 @@ impl ConnectionManager {
         if let Slot::SidrRequest(_) = slot {
             return self.reject_ud(key, private_data, now).map(|()| Rejection::Done);
         }
+        if let Slot::RcRequest(_) = slot {
+            return self.reject_rc(key, private_data, now).map(|()| Rejection::Done);
+        }
         let request = slot.request().unwrap_or(RequestId(0));
         let rejected = match slot {
             Slot::Direct(_) => self.reject_direct(key, private_data).map(|()| Rejection::Done),
@@ -433,8 +457,11 @@ impl ConnectionManager {
         if let Some(qp) = slot.qp() {
             self.qps.remove(&qp);
         }
-        if let Slot::SidrRequest(asked) = &slot {
-            self.sidr.forget(asked.from, asked.exchange);
+        match &slot {
+            Slot::SidrRequest(asked) => self.service.forget(asked.from, asked.exchange),
+            Slot::RcRequest(asked) => self.connections.forget_request(asked),
+            Slot::Rc(connection) => self.connections.forget(connection),
+            _ => {}
         }
         Some(slot)
     }
@@ -465,6 +492,15 @@ impl ConnectionManager {
         if let Some(charge) = self.slots.get_mut(key).and_then(|entry| entry.charge.take()) {
             self.startups.credit(charge);
         }
+    }
+}
+
+fn wrong_request(request: RequestId, state: &str) -> Refusal {
+    Refusal::WrongState {
+        kind: "connection request".into(),
+        handle: request.0,
+        state: state.into(),
+        needs: "of the type that the call accepts".into(),
     }
 }
 

@@ -7,6 +7,7 @@ use std::hash::Hash;
 use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 use rnic_core::stream::startup::{Initiator, Responder};
 
+use super::connection::{RcConnection, RcRequest};
 use super::sidr::{SidrRequest, SidrResolution};
 use super::startups::Charge;
 use super::tcp::active::Active;
@@ -34,6 +35,8 @@ pub(super) enum Slot {
     SidrResolution(Box<SidrResolution>),
     SidrRequest(Box<SidrRequest>),
     RequestCheck(Box<RequestCheck>),
+    RcRequest(Box<RcRequest>),
+    Rc(Box<RcConnection>),
 }
 
 /// An undecided request inside this daemon.
@@ -93,8 +96,9 @@ impl Slot {
             Slot::Passive(p) => p.request(),
             Slot::Direct(d) => Some(d.request),
             Slot::SidrRequest(a) => Some(a.request),
+            Slot::RcRequest(a) => Some(a.request),
             Slot::Listener { .. } | Slot::Active(_) | Slot::SidrResolution(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) | Slot::Rc(_) => None,
         }
     }
 
@@ -104,8 +108,9 @@ impl Slot {
             Slot::Passive(p) => p.qp(),
             Slot::Direct(d) => Some(d.qp),
             Slot::SidrResolution(a) => Some(a.qp),
-            Slot::Listener { .. } | Slot::SidrRequest(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) => None,
+            Slot::Listener { .. } | Slot::SidrRequest(_) | Slot::RcRequest(_) => None,
+            // Its QP may have a stream in start-up besides.
+            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) | Slot::Rc(_) => None,
         }
     }
 
@@ -118,6 +123,8 @@ impl Slot {
             Slot::Returning(r) => Some(r.session()),
             Slot::SidrResolution(a) => Some(a.session),
             Slot::SidrRequest(a) => Some(a.session),
+            Slot::RcRequest(a) => Some(a.session),
+            Slot::Rc(c) => Some(c.session),
             Slot::Listener { session, .. } => Some(*session),
             // A query ends with its request.
             Slot::Closing(_) | Slot::RequestCheck(_) => None,
@@ -130,8 +137,9 @@ impl Slot {
             Slot::Passive(p) => Some(p.listener),
             Slot::Direct(d) => Some(d.listener),
             Slot::SidrRequest(a) => Some(a.listener),
+            Slot::RcRequest(a) => Some(a.listener),
             Slot::Listener { .. } | Slot::Active(_) | Slot::SidrResolution(_) => None,
-            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) => None,
+            Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) | Slot::Rc(_) => None,
         }
     }
 
@@ -145,7 +153,9 @@ impl Slot {
             Slot::Listener { .. }
             | Slot::Direct(_)
             | Slot::SidrResolution(_)
-            | Slot::SidrRequest(_) => None,
+            | Slot::SidrRequest(_)
+            | Slot::RcRequest(_)
+            | Slot::Rc(_) => None,
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::config::Tcp;
 use crate::socket::Socket;
 
 mod ask_back;
+mod connection;
 mod frames;
 mod keepalive;
 mod passed;

@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_abi::abi::control::{ObjectRef, Refusal, ReplyBody, RequestBody, RequestKind};
+use rnic_abi::roce::PortSpace;
 use rnic_abi::types::*;
 use rnic_core::engine::Notification;
 
-use crate::cm::{AcceptParams, BindTo, ConnectParams};
+use crate::cm::{AcceptParams, BindTo, ConnectParams, RcAcceptParams};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome, Refused};
-use crate::resource::listener::PortSpace as Space;
-use crate::resource::qp::ConnectOver;
+use crate::resource::qp::{ConnectOver, RcRequest, space_of_rc};
 use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
@@ -67,7 +67,7 @@ impl Manager {
             R::DestroyQp { qp } => self.destroy_qp(id, qp),
             R::QueryQp { qp } => self.query_qp(id, qp),
             R::Bind { address, context, v6_only } => {
-                self.bind(id, Space::Connections, BindTo { address, v6_only }, context, now)
+                self.bind(id, None, BindTo { address, v6_only }, context, now)
             }
             R::Listen { listener, backlog } => self.listen(id, listener, backlog),
             R::CloseListener { listener } => self.close_listener(id, listener, now),
@@ -90,7 +90,7 @@ impl Manager {
                 };
                 self.connect(id, params, now)
             }
-            R::Disconnect { qp, mode } => self.disconnect(id, qp, mode),
+            R::Disconnect { qp, mode } => self.disconnect(id, qp, mode, now),
             R::SetContext { object, context } => self.set_context(id, object, context),
             R::Status => self.status(id),
             R::List { what, from } => self.list(id, what, from),
@@ -116,12 +116,23 @@ impl Manager {
             R::QueryGids => self.query_gids(),
             R::ReregMr { mr, to } => self.rereg_mr(id, mr, &to),
             R::BindDatagrams { address, context, v6_only } => {
-                // Other daemons may send requests for this port.
-                if !self.wired_port.was_attempted() {
-                    self.open_wired_port();
-                }
-                self.bind(id, Space::Datagrams, BindTo { address, v6_only }, context, now)
+                let to = BindTo { address, v6_only };
+                self.bind(id, Some(PortSpace::Udp), to, context, now)
             }
+            R::BindRc { space, address, context, v6_only } => {
+                let space = space_of_rc(space)?;
+                self.bind(id, Some(space), BindTo { address, v6_only }, context, now)
+            }
+            R::ConnectRc { qp, space, peer, local, offer, private_data } => {
+                let wanted = RcRequest { qp, space, peer, local, offer, private_data };
+                self.connect_rc(id, wanted, now)
+            }
+            R::AcceptRc { request, qp, offer, private_data } => {
+                let guid = self.guid.number();
+                let params = RcAcceptParams { request, qp, offer, guid, private_data };
+                self.accept_rc(id, params, now)
+            }
+            R::EstablishRc { qp } => self.establish_rc(id, qp, now),
         }
     }
 

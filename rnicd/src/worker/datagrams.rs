@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use rnic_abi::roce::packet::{MAX_LEN, destination, parse};
-use rnic_abi::roce::sidr::{self, Message};
+use rnic_abi::roce::{connection, mad, sidr};
 use rnic_abi::types::Time;
 use rnic_core::engine::Engine;
 use slab::Slab;
@@ -111,7 +111,7 @@ impl DatagramSockets {
                         let packet = &packet[..len];
                         if from.port() != socket.at.port() {
                             management.count_dropped();
-                        } else if destination(packet) != Some(sidr::QP) {
+                        } else if destination(packet) != Some(mad::QP) {
                             engine.handle_datagram(from, socket.at, packet, now);
                         } else if let Some(datagram) = for_management(from, socket.at, packet) {
                             if management.push(datagram) {
@@ -151,16 +151,17 @@ impl DatagramSockets {
 /// little, because any QP may use it.
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
-    let of_management = datagram.source == sidr::QP && datagram.q_key == sidr::Q_KEY;
+    let of_management = datagram.source == mad::QP && datagram.q_key == mad::Q_KEY;
     let mad = data.try_into().ok().filter(|_| of_management)?;
-    let from = from.ip();
-    let to = to.ip();
-    match sidr::parse(data).ok()? {
-        Message::Request(request) if (request.from.ip(), request.to) != (from, to) => None,
-        Message::Request(_) | Message::Reply(_) => {
-            Some(ManagementDatagram { from, to, mad: Box::new(mad) })
-        }
-    }
+    let (from, to) = (from.ip(), to.ip());
+    let named = match (sidr::parse(data), connection::parse(data)) {
+        (Ok(sidr::Message::Request(request)), _) => Some((request.from.ip(), request.to)),
+        (_, Ok(connection::Message::Request(request))) => Some((request.from.ip(), request.to)),
+        (Err(_), Err(_)) => return None,
+        _ => None,
+    };
+    let is_honest = named.is_none_or(|named| named == (from, to));
+    is_honest.then(|| ManagementDatagram { from, to, mad: Box::new(mad) })
 }
 
 /// Returns an address without the scope of a link, which packets do not carry.
@@ -171,8 +172,10 @@ fn unscoped(address: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use rnic_abi::roce::Datagram;
+    use rnic_abi::roce::mad::Exchange;
     use rnic_abi::roce::packet::emit;
-    use rnic_abi::roce::sidr::{Exchange, Request, ServiceId};
+    use rnic_abi::roce::sidr::{REQUEST_DATA, Request};
+    use rnic_abi::roce::{PortSpace, ServiceId};
     use rnic_abi::types::{Gid, QpId};
 
     use super::*;
@@ -183,7 +186,7 @@ mod tests {
             [([192, 0, 2, 1], 4791).into(), ([192, 0, 2, 2], 4791).into()];
         let packet = |source, q_key, data: &[u8]| {
             let [from, to] = [from, to].map(|at| Gid::from(at.ip()));
-            let qp = sidr::QP;
+            let qp = mad::QP;
             let psn = 0;
             let immediate = None;
             let solicited = false;
@@ -192,19 +195,19 @@ mod tests {
         };
         let request = |from: SocketAddr, to: IpAddr| {
             let exchange = Exchange { transaction: 7, id: 8 };
-            let service = ServiceId::of_port(7);
-            let private_data = [9; sidr::REQUEST_DATA];
+            let service = ServiceId::new(PortSpace::Udp, 7);
+            let private_data = [9; REQUEST_DATA];
             Request { exchange, service, from, to, private_data }.emit()
         };
         let mad = request(from, to.ip());
-        let right = packet(sidr::QP, sidr::Q_KEY, &mad);
+        let right = packet(mad::QP, mad::Q_KEY, &mad);
         let others = [
-            packet(QpId(2), sidr::Q_KEY, &mad),
-            packet(sidr::QP, 7, &mad),
-            packet(sidr::QP, sidr::Q_KEY, &mad[..sidr::LEN - 4]),
-            packet(sidr::QP, sidr::Q_KEY, &[7; sidr::LEN]),
-            packet(sidr::QP, sidr::Q_KEY, &request(to, to.ip())),
-            packet(sidr::QP, sidr::Q_KEY, &request(from, from.ip())),
+            packet(QpId(2), mad::Q_KEY, &mad),
+            packet(mad::QP, 7, &mad),
+            packet(mad::QP, mad::Q_KEY, &mad[..mad::LEN - 4]),
+            packet(mad::QP, mad::Q_KEY, &[7; mad::LEN]),
+            packet(mad::QP, mad::Q_KEY, &request(to, to.ip())),
+            packet(mad::QP, mad::Q_KEY, &request(from, from.ip())),
             right[..right.len() - 1].to_vec(),
         ];
         assert!(others.iter().all(|packet| for_management(from, to, packet).is_none()));

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rnic_abi::roce::sidr;
+use rnic_abi::roce::mad;
 
 use crate::rate::host;
 
@@ -22,7 +22,7 @@ pub struct ManagementDatagram {
     /// Destination address, one of the device's.
     pub to: IpAddr,
     /// The message, already validated.
-    pub mad: Box<sidr::Bytes>,
+    pub mad: Box<mad::Bytes>,
 }
 
 /// The waiting datagrams, and the number of packets that workers have dropped before queueing.
@@ -119,7 +119,7 @@ mod tests {
         ManagementDatagram {
             from: IpAddr::from([192, 0, 2, host]),
             to: IpAddr::from([192, 0, 2, 100]),
-            mad: Box::new([number; sidr::LEN]),
+            mad: Box::new([number; mad::LEN]),
         }
     }
 

@@ -2,12 +2,13 @@
 //! pauses until a reply arrives or the deadline passes.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rnic_abi::abi::control::Refusal;
-use rnic_abi::roce::is_unicast;
-use rnic_abi::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
+use rnic_abi::roce::mad::{self, Exchange, zero_padded};
+use rnic_abi::roce::sidr::{self, Reply, Request, Status};
+use rnic_abi::roce::{PortSpace, ServiceId, is_unicast};
 use rnic_abi::types::{AddressPair, QpId, Time};
 use rustix::io::Errno;
 
@@ -31,15 +32,15 @@ impl ConnectionManager {
         }
         let mut local = self.source_of(params.local, peer).map_err(|e| what(&e))?;
         let none = || what(&Errno::ADDRNOTAVAIL.into());
-        let source = self.sidr.index_of(local.ip()).ok_or_else(none)?;
+        let source = self.service.index_of(local.ip()).ok_or_else(none)?;
         if local.port() == 0 {
-            local.set_port(self.free_port().ok_or_else(none)?);
+            local.set_port(self.free_port(PortSpace::Udp).ok_or_else(none)?);
         }
         let key = self.slots.vacant_key();
         // Keys are slot numbers, which stay far below `u32::MAX`.
         let id = u32::try_from(key).unwrap_or(u32::MAX);
-        let exchange = Exchange { transaction: self.sidr.new_transaction(), id };
-        let service = ServiceId::of_port(peer.port());
+        let exchange = Exchange { transaction: self.service.new_transaction(), id };
+        let service = ServiceId::new(PortSpace::Udp, peer.port());
         let request = Request { exchange, service, from: local, to: peer.ip(), private_data: data };
         self.insert(Slot::SidrResolution(Box::new(SidrResolution {
             session: params.session,
@@ -54,26 +55,6 @@ impl ConnectionManager {
         self.qps.insert(params.qp, key);
         self.ask(key, now);
         Ok(())
-    }
-
-    /// Returns the source address of a request, with the port if the caller chose one.
-    fn source_of(&self, named: Option<SocketAddr>, peer: SocketAddr) -> io::Result<SocketAddr> {
-        let named = named.map(net::canonical);
-        let port = named.map_or(0, |named| named.port());
-        let ip = match named.map(|named| named.ip()) {
-            Some(ip) if ip.is_ipv4() != peer.is_ipv4() => return Err(Errno::AFNOSUPPORT.into()),
-            Some(ip) if !ip.is_unspecified() => ip,
-            _ if self.sidr.index_of(peer.ip()).is_some() => peer.ip(),
-            _ => {
-                let route_source = route_source(peer.ip())?;
-                // If the route's source is not an address of the device, use the device's first.
-                match self.sidr.index_of(route_source) {
-                    Some(_) => route_source,
-                    None => self.sidr.first_of_family(route_source).unwrap_or(route_source),
-                }
-            }
-        };
-        Ok(SocketAddr::new(ip, port))
     }
 
     /// Handles the deadline: sends the request again, or gives up.
@@ -119,11 +100,11 @@ impl ConnectionManager {
         }
         let source = asking.source;
         // UD traffic uses the port's own address instead of an alias.
-        let port = |at: SocketAddr| SocketAddr::new(self.sidr.port_of(at.ip()), at.port());
+        let port = |at: SocketAddr| SocketAddr::new(self.service.port_of(at.ip()), at.port());
         let addresses = AddressPair { local: port(local), peer: port(peer) };
         let private_data = reply.private_data.to_vec();
         self.end_resolution(key, |qp| match status {
-            Status::VALID if remote_qp.0 > sidr::QP.0 => {
+            Status::VALID if remote_qp.0 > mad::QP.0 => {
                 CmEvent::Resolved { qp, addresses, source, remote_qp, q_key, private_data }
             }
             Status::VALID => {
@@ -153,22 +134,10 @@ impl ConnectionManager {
     /// another daemon ends at its own deadline.
     pub(in crate::cm) fn cancel_resolution(&mut self, asking: &SidrResolution) {
         let AddressPair { local, peer } = asking.addresses;
-        if self.sidr.stays_local(local.ip(), peer.ip()) {
+        if self.service.stays_local(local.ip(), peer.ip()) {
             self.withdraw_local(local.ip(), asking.exchange, "the requester gave up");
         }
     }
-}
-
-/// Returns the kernel's source address for packets to `peer`, without sending any.
-fn route_source(peer: IpAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match peer {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let probe = UdpSocket::bind((any, 0))?;
-    // Port 9 is arbitrary: connect(2) only looks up the route and sends no packet.
-    probe.connect((peer, 9))?;
-    Ok(probe.local_addr()?.ip())
 }
 
 /// Pause before the first retry. Each further pause is twice as long.

@@ -7,47 +7,16 @@
 use std::net::IpAddr;
 
 use rnic_abi::abi::control::Refusal;
-use rnic_abi::roce::sidr::{self, Exchange, Reply, Request, ServiceId, Status, zero_padded};
-use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
-use rustix::io::Errno;
+use rnic_abi::roce::ServiceId;
+use rnic_abi::roce::mad::{Exchange, zero_padded};
+use rnic_abi::roce::sidr::{self, Reply, Request, Status};
+use rnic_abi::types::{AddressPair, QpId, RequestId, Time};
 
 use super::state::SidrRequest;
-use crate::cm::listener::{BindTo, Listener, in_use};
 use crate::cm::startups::WaitsFor;
 use crate::cm::{CmEvent, ConnectionManager, Slot};
-use crate::system;
 
 impl ConnectionManager {
-    /// Binds an address of the UD port space without listening. Returns it with the chosen port.
-    pub fn bind_datagrams(
-        &mut self,
-        session: SessionId,
-        id: ListenerId,
-        to: BindTo,
-    ) -> Result<std::net::SocketAddr, Refusal> {
-        let mut to = to;
-        let ip = to.address.ip();
-        let none = |errno: Errno| {
-            system::refusal(&format!("bind {} for UD QPs", to.address), &errno.into())
-        };
-        if !ip.is_unspecified() && self.sidr.index_of(ip).is_none() {
-            return Err(none(Errno::ADDRNOTAVAIL));
-        }
-        if to.address.port() == 0 {
-            let port = self.free_port().ok_or_else(|| none(Errno::ADDRINUSE))?;
-            to.address.set_port(port);
-        }
-        for other in self.sidr.listeners_at(to.address.port()) {
-            if let Some(other) = self.listeners.get(&other).filter(|l| l.overlaps(to)) {
-                return Err(in_use(to.address, other.address));
-            }
-        }
-        let key = self.insert(Slot::Listener { id, session });
-        self.sidr.listeners.insert((to.address.port(), id));
-        self.listeners.insert(id, Listener::new_ud(session, to, key));
-        Ok(to.address)
-    }
-
     /// Returns true if a request asks for a UD QP.
     pub fn is_for_ud(&self, request: RequestId) -> bool {
         let slot = self.requests.get(&request).and_then(|key| self.slots.get(*key));
@@ -71,7 +40,7 @@ impl ConnectionManager {
             return self.send_refusal(from, to, request, Status::UNSUPPORTED, now);
         };
         // If this request was sent before, it is still undecided, or its reply was lost.
-        if self.sidr.undecided.contains_key(&(from, exchange)) {
+        if self.service.undecided.contains_key(&(from, exchange)) {
             return;
         }
         let Some(l) = self.listeners.get(&listener) else { return };
@@ -86,7 +55,7 @@ impl ConnectionManager {
             return;
         }
         // Only requests with room count, so a flood does not exhaust the user's connection rate.
-        if !self.sidr.stays_local(to, from) && !self.is_within_rates(session, from, now) {
+        if !self.service.stays_local(to, from) && !self.is_within_rates(session, from, now) {
             return;
         }
         let asked = SidrRequest {
@@ -103,7 +72,7 @@ impl ConnectionManager {
         if let Slot::SidrRequest(asked) = &mut self.slots[key].slot {
             asked.request = id;
         }
-        self.sidr.undecided.insert((from, exchange), key);
+        self.service.undecided.insert((from, exchange), key);
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.pending += 1;
         }
@@ -111,7 +80,7 @@ impl ConnectionManager {
         // A requester with the same configuration waits for `reply_deadline`.
         let patience = self.options.reply_deadline.min(self.options.decision_deadline);
         self.set_deadline(key, Some(now.after(patience)));
-        let local = (to, request.service.port().unwrap_or(0)).into();
+        let local = (to, request.service.port().map_or(0, |(_, port)| port)).into();
         self.events.push_back(CmEvent::Request {
             listener,
             request: id,
@@ -133,40 +102,10 @@ impl ConnectionManager {
         status: Status,
         now: Time,
     ) {
-        if self.sidr.stays_local(to, from) || self.sidr.refusals.take((), REFUSALS_PER_SECOND, now)
-        {
+        if self.service.may_answer(to, from, now) {
             let reply = rejection(request.exchange, request.service, status);
             self.send_message(to, from, reply.emit(), now);
         }
-    }
-
-    /// Returns the listener for a service at an address.
-    fn serves(&self, to: IpAddr, service: ServiceId) -> Option<ListenerId> {
-        let port = service.port()?;
-        let serves = |l: &Listener| l.backlog > 0 && l.serves_address((to, port).into());
-        let mut at_port = self.sidr.listeners_at(port);
-        at_port.find(|id| self.listeners.get(id).is_some_and(serves))
-    }
-
-    /// Checks and counts the request against the rate of the remote host and of the session's user.
-    /// Returns true if it is within both.
-    fn is_within_rates(&mut self, session: SessionId, from: IpAddr, now: Time) -> bool {
-        let user = self.quotas.user(session);
-        let rate = self.options.peer_connections_per_second;
-        let may =
-            self.quotas.take_rate(user, from, rate, now) && self.quotas.may_accept(session, now);
-        if may {
-            self.quotas.count_accept(session, now);
-        }
-        may
-    }
-
-    /// Returns true if the session's user may have one more start-up without an eviction.
-    fn has_room_for(&self, session: SessionId) -> bool {
-        let user = self.quotas.user(session);
-        let of_user = self.startups.of(user);
-        let may = self.quotas.of(session).is_none_or(|q| of_user < q.startups as usize);
-        may && self.startups.total() < self.options.startups
     }
 
     /// Accepts a request with a UD QP and its Q_Key.
@@ -240,6 +179,3 @@ pub(super) fn too_long(private_data: &[u8], limit: usize) -> Refusal {
         limit: limit as u64,
     }
 }
-
-/// Maximum replies per second to other daemons without a program's decision.
-const REFUSALS_PER_SECOND: u32 = 1000;

@@ -138,7 +138,7 @@ impl ConnectionManager {
         }
         self.remove(key);
         if let Some(listener) = self.listeners.remove(&id) {
-            self.sidr.listeners.remove(&(listener.address.port(), id));
+            self.service.forget_listener(id, &listener);
         }
         Ok(())
     }
@@ -308,10 +308,15 @@ impl ConnectionManager {
                 }
             }
             Some(Slot::SidrRequest(_)) => self.withdraw_sidr_request(key, why),
+            Some(Slot::RcRequest(_)) => self.withdraw_rc_request(key, why),
             Some(Slot::RequestCheck(_)) => self.end_request_check(key, Err(why.to_owned())),
             // These hold no charge.
             Some(
-                Slot::Listener { .. } | Slot::Active(_) | Slot::Direct(_) | Slot::SidrResolution(_),
+                Slot::Listener { .. }
+                | Slot::Active(_)
+                | Slot::Direct(_)
+                | Slot::SidrResolution(_)
+                | Slot::Rc(_),
             )
             | None => {}
         }

@@ -3,26 +3,28 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rnic_abi::roce::sidr::{self, Exchange, Message, Reply, ServiceId, Status};
+use rnic_abi::roce::mad::{self, Exchange};
+use rnic_abi::roce::sidr::{self, Message, Reply, Status};
+use rnic_abi::roce::{PortSpace, ServiceId};
 use rnic_abi::types::Gid;
 use rnic_core::engine::DatagramPort;
 
 use super::*;
 
-const A: &str = "192.0.2.1";
-const B: &str = "192.0.2.2";
-const PORT: u16 = 7471;
+pub(super) const A: &str = "192.0.2.1";
+pub(super) const B: &str = "192.0.2.2";
+pub(super) const PORT: u16 = 7471;
 const Q_KEY: u32 = 0x0123_4567;
 
-type Mad = (IpAddr, IpAddr, Box<sidr::Bytes>);
+pub(super) type Mad = (IpAddr, IpAddr, Box<mad::Bytes>);
 
-fn ip(text: &str) -> IpAddr {
+pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
 impl Node {
     /// A node with this address.
-    fn at(address: &str, options: CmOptions) -> Self {
+    pub(super) fn at(address: &str, options: CmOptions) -> Self {
         let mut node = Node::new(options);
         let gids = vec![Gid::from(ip("192.0.2.77")), Gid::from(ip(address))];
         let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct: true };
@@ -31,7 +33,7 @@ impl Node {
     }
 
     /// A node with the addresses of this host, including loopback.
-    fn with_loopback(direct: bool) -> Self {
+    pub(super) fn with_loopback(direct: bool) -> Self {
         let mut node = Node::new(options());
         let gids = vec![Gid::from(ip(A)), Gid::from(ip("127.0.0.1"))];
         let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct };
@@ -41,7 +43,7 @@ impl Node {
 
     fn serve(&mut self, address: &str, backlog: u32) {
         let address = SocketAddr::new(ip(address), PORT);
-        let bound = self.cm.bind_datagrams(SESSION, LISTENER, address.into());
+        let bound = self.cm.bind_service(SESSION, LISTENER, PortSpace::Udp, address.into());
         assert_eq!(bound.expect("bind"), address);
         self.cm.listen(LISTENER, backlog).expect("listen");
     }
@@ -61,18 +63,18 @@ impl Node {
     }
 
     /// Returns the next message that leaves.
-    fn mad(&mut self) -> Mad {
+    pub(super) fn mad(&mut self) -> Mad {
         match self.cm.poll_event() {
             Some(CmEvent::Management { from, to, mad }) => (from, to, mad),
             other => panic!("expected a message, got {other:?}"),
         }
     }
 
-    fn take(&mut self, (from, to, mad): &Mad) {
+    pub(super) fn take(&mut self, (from, to, mad): &Mad) {
         self.cm.handle_management(*from, *to, mad, self.now);
     }
 
-    fn is_silent(&mut self) {
+    pub(super) fn is_silent(&mut self) {
         let event = self.cm.poll_event();
         assert!(event.is_none(), "{event:?}");
     }
@@ -95,7 +97,7 @@ impl Node {
     }
 
     /// Checks that no state remains.
-    fn is_done(&mut self) {
+    pub(super) fn is_done(&mut self) {
         self.is_silent();
         assert_eq!((self.cm.in_startup(), self.cm.startups()), (0, 0));
         assert_eq!((self.cm.next_timeout(), self.cm.is_busy(ACTIVE)), (None, false));
@@ -104,7 +106,7 @@ impl Node {
 
 /// Returns private data as it arrives: padded with zeros.
 fn filled<const N: usize>(data: &[u8]) -> Vec<u8> {
-    sidr::zero_padded::<N>(data).expect("it fits").to_vec()
+    mad::zero_padded::<N>(data).expect("it fits").to_vec()
 }
 
 fn request_of(mad: &Mad) -> sidr::Request {
@@ -125,7 +127,7 @@ fn reply_of(mad: &Mad) -> Reply {
 fn played(from: &str, to: &str, transaction: u64) -> Mad {
     let request = sidr::Request {
         exchange: Exchange { transaction, id: 5 },
-        service: ServiceId::of_port(PORT),
+        service: ServiceId::new(PortSpace::Udp, PORT),
         from: SocketAddr::new(ip(from), 50_000),
         to: ip(to),
         private_data: [0; sidr::REQUEST_DATA],
@@ -163,7 +165,7 @@ fn loopback_addresses_share_one_port() {
     // Other loopback addresses belong to other daemons unless the device has all of them.
     let mut node = Node::at("127.0.0.1", options());
     let other = SocketAddr::new(ip("127.0.0.2"), PORT);
-    let bound = node.cm.bind_datagrams(SESSION, LISTENER, other.into());
+    let bound = node.cm.bind_service(SESSION, LISTENER, PortSpace::Udp, other.into());
     assert!(matches!(bound, Err(Refusal::System { .. })), "{bound:?}");
     node.ask("127.0.0.1", "127.0.0.2", b"");
     assert_eq!(node.mad().1, ip("127.0.0.2"));
@@ -231,7 +233,7 @@ fn rejection_differs_from_missing_listener() {
     assert_eq!(a.errno(), rustix::io::Errno::CONNREFUSED.raw_os_error());
     // A bound address does not listen yet.
     let address = SocketAddr::new(ip(B), PORT);
-    b.cm.bind_datagrams(SESSION, LISTENER, address.into()).expect("bind");
+    b.cm.bind_service(SESSION, LISTENER, PortSpace::Udp, address.into()).expect("bind");
     a.ask(A, B, b"");
     b.take(&a.mad());
     assert_eq!(reply_of(&b.mad()).status, Status::UNSUPPORTED);
@@ -367,7 +369,7 @@ fn unserved_requests_get_rate_limited_replies() {
     b.pass(Duration::from_secs(2));
     let (_, to, mad) = played("198.51.100.1", B, 1);
     b.take(&(ip("198.51.100.2"), to, mad));
-    b.take(&(ip(A), ip(B), Box::new([0; sidr::LEN])));
+    b.take(&(ip(A), ip(B), Box::new([0; mad::LEN])));
     b.is_done();
 }
 
@@ -444,7 +446,7 @@ fn udp_port_space_is_separate() {
     node.serve(A, 1);
     let mut bind = |id, address: &str, port| {
         let address = SocketAddr::new(ip(address), port);
-        node.cm.bind_datagrams(SESSION, ListenerId(id), address.into())
+        node.cm.bind_service(SESSION, ListenerId(id), PortSpace::Udp, address.into())
     };
     for address in [A, "0.0.0.0", "::"] {
         assert!(matches!(bind(20, address, PORT), Err(Refusal::InUse { .. })), "{address}");
@@ -457,7 +459,7 @@ fn udp_port_space_is_separate() {
     let any = SocketAddr::new(ip("127.0.0.1"), 0);
     let tcp = node.cm.bind(SESSION, ListenerId(24), any.into()).expect("bind");
     let same = SocketAddr::new(ip("0.0.0.0"), tcp.port());
-    assert!(node.cm.bind_datagrams(SESSION, ListenerId(23), same.into()).is_ok());
+    assert!(node.cm.bind_service(SESSION, ListenerId(23), PortSpace::Udp, same.into()).is_ok());
     // Invalid parameters are refused.
     let params = |peer: &str| ConnectParams {
         session: OTHER,

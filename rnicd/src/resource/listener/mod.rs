@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
-pub(super) use requests::PortSpace;
 
 pub struct Listener {
     pub context: u64,

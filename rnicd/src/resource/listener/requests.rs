@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use rnic_abi::abi::control::{Refusal, ReplyBody};
+use rnic_abi::roce::PortSpace;
 use rnic_abi::types::*;
 
 use super::Listener;
@@ -12,20 +13,12 @@ use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 use crate::system;
 
-/// Port space (`rdma_port_space`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::resource) enum PortSpace {
-    /// `RDMA_PS_TCP`.
-    Connections,
-    /// `RDMA_PS_UDP`.
-    Datagrams,
-}
-
 impl Manager {
+    /// Binds a TCP address, or one in a port space of the RoCE device.
     pub(in crate::resource) fn bind(
         &mut self,
         id: SessionId,
-        space: PortSpace,
+        space: Option<PortSpace>,
         to: BindTo,
         context: u64,
         now: Time,
@@ -33,14 +26,18 @@ impl Manager {
         let address = to.address;
         self.may_serve(id, address)?;
         self.may_use_port(id, "bind", address)?;
+        // Other daemons may send requests for this port.
+        if space.is_some() && !self.wired_port.was_attempted() {
+            self.open_wired_port();
+        }
         let session = find(&mut self.sessions, id)?;
         self.policy.may_reach(&session.client.identity, "bind", address)?;
         let charge = session.account.charge(Kind::Listeners, 1)?;
         let handle = self.handles.listeners.allocate(id);
         let listener = ListenerId(handle.number());
         let address = match space {
-            PortSpace::Connections => self.cm.bind(id, listener, to)?,
-            PortSpace::Datagrams => self.cm.bind_datagrams(id, listener, to)?,
+            None => self.cm.bind(id, listener, to)?,
+            Some(space) => self.cm.bind_service(id, listener, space, to)?,
         };
         // The kernel may have chosen a port that no rule allows. Nothing listens on it yet.
         if let Err(refusal) = self.policy.may_listen(&session.client.identity, address) {
@@ -71,7 +68,7 @@ impl Manager {
 
     /// Returns an error if the kernel would not let the client use a local port because it is
     /// privileged. The kernel itself only checks the daemon, which may run as root, and does not
-    /// check ports of `RDMA_PS_UDP`.
+    /// check ports of the RoCE device.
     pub(in crate::resource) fn may_use_port(
         &mut self,
         id: SessionId,

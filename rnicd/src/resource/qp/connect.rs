@@ -115,10 +115,15 @@ impl Manager {
         id: SessionId,
         qp: QpId,
         mode: DisconnectMode,
+        now: Time,
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         if object.kind == QpType::Ud {
             return self.cancel_resolution(qp);
+        }
+        if self.cm.has_connection(qp) {
+            self.cm.disconnect_rc(qp, now)?;
+            return Outcome::done();
         }
         match object.phase {
             QpPhase::Bound(worker) => {
@@ -199,6 +204,12 @@ impl Manager {
             }
             CmEvent::ConnectedDirect { active, passive } => self.attach_direct(*active, *passive),
             CmEvent::Resolved { .. } => self.handle_resolution(event),
+            CmEvent::RcRequest { .. }
+            | CmEvent::RcReply { .. }
+            | CmEvent::RcEstablished { .. }
+            | CmEvent::RcRejected { .. }
+            | CmEvent::RcUnreachable { .. }
+            | CmEvent::RcDisconnected { .. } => self.handle_rc_event(event),
             CmEvent::Management { from, to, mad } => self.send_management(from, to, &mad),
             CmEvent::Rejected { qp, .. } | CmEvent::Unreachable { qp, .. } if self.is_ud(qp) => {
                 self.handle_resolution(event);

@@ -8,6 +8,7 @@ mod pending_connect;
 mod port;
 mod qp_attr;
 mod rc;
+mod rc_connect;
 mod reads;
 mod rejection;
 mod rendezvous;
@@ -31,6 +32,8 @@ use parts::QpParts;
 pub use pending_connect::Rendezvous;
 pub use port::{PassedPort, WiredPort};
 pub use qp_attr::{RcAttr, UdAttr};
+pub use rc_connect::RcRequest;
+pub(super) use rc_connect::space_of_rc;
 use reads::Reads;
 
 pub struct Qp {

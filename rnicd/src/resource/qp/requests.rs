@@ -12,6 +12,7 @@ use rnic_core::engine::{EngineCommand, QpConfig};
 
 use super::parts::QpParts;
 use super::{Qp, QpPhase, QpUses, qp_row};
+use crate::clock;
 use crate::config::Limits;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
@@ -142,6 +143,7 @@ impl Manager {
         let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
         if object.kind.is_roce() {
             self.leave_rendezvous(qp);
+            self.cm.abandon_rc(qp, clock::now());
         }
         let session = find(&mut self.sessions, id)?;
         match phase {

@@ -6,8 +6,8 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_abi::abi::control::Event;
-use rnic_abi::roce::{Datagram, packet, sidr};
+use rnic_abi::abi::control::{Event, Refusal};
+use rnic_abi::roce::{Datagram, mad, packet};
 use rnic_abi::types::*;
 
 use super::datagrams::DATAGRAM_WORKER;
@@ -22,19 +22,30 @@ use crate::worker::Command;
 impl Manager {
     /// Requests the number and the Q_Key of the UD QP that serves the peer's port.
     pub(super) fn resolve(&mut self, id: SessionId, params: ConnectParams, now: Time) -> Answer {
-        let peer = params.peer;
-        let who = &find(&mut self.sessions, id)?.client.identity;
-        self.policy.may_connect(who, peer)?;
-        self.policy.may_reach(who, "resolve a service at", peer)?;
-        // Requests are sent to `wired.port`, like datagrams.
-        let wire = SocketAddr::new(peer.ip(), self.config.wired.port);
-        self.policy.may_connect(who, wire)?;
-        if let Some(local) = params.local.filter(|local| !local.ip().is_unspecified()) {
-            self.policy.may_reach(who, "resolve a service from", local)?;
-        }
+        self.may_ask(id, "resolve a service at", params.peer, params.local)?;
         self.take_rate(id, now)?;
         self.cm.resolve(params, now)?;
         Outcome::done()
+    }
+
+    /// Returns an error if the rules do not allow a session to send requests to a port of the peer.
+    pub(super) fn may_ask(
+        &mut self,
+        id: SessionId,
+        verb: &str,
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+    ) -> Result<(), Refusal> {
+        let who = &find(&mut self.sessions, id)?.client.identity;
+        self.policy.may_connect(who, peer)?;
+        self.policy.may_reach(who, verb, peer)?;
+        // Requests are sent to `wired.port`, like datagrams.
+        let wire = SocketAddr::new(peer.ip(), self.config.wired.port);
+        self.policy.may_connect(who, wire)?;
+        match local.filter(|local| !local.ip().is_unspecified()) {
+            Some(local) => self.policy.may_reach(who, "send requests from", local),
+            None => Ok(()),
+        }
     }
 
     /// Accepts a request with a UD QP in Rtr or later.
@@ -110,14 +121,14 @@ impl Manager {
         &mut self,
         from: std::net::IpAddr,
         to: std::net::IpAddr,
-        mad: &sidr::Bytes,
+        mad: &mad::Bytes,
     ) {
         let datagram = Datagram {
             from: Gid::from(from),
-            source: sidr::QP,
+            source: mad::QP,
             to: Gid::from(to),
-            qp: sidr::QP,
-            q_key: sidr::Q_KEY,
+            qp: mad::QP,
+            q_key: mad::Q_KEY,
             psn: 0,
             immediate: None,
             solicited: false,

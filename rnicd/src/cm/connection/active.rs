@@ -1,0 +1,144 @@
+//! The requesting end: REQ, REP and RTU.
+
+use std::io;
+use std::net::IpAddr;
+
+use rnic_abi::abi::control::{RcOffer, RcPeer, Refusal};
+use rnic_abi::roce::connection::{Ids, Reply, Request};
+use rnic_abi::roce::mad::Exchange;
+use rnic_abi::roce::{ServiceId, is_unicast};
+use rnic_abi::types::{AddressPair, Gid, QpId, Time};
+use rustix::io::Errno;
+
+use super::state::{Phase, RcConnection};
+use super::{
+    ACK_TIMEOUT, FIRST_QP, REPEATS, RESPONSE_CODE, RcConnectParams, mtu_code, padded, wrong_phase,
+};
+use crate::cm::{CmEvent, ConnectionManager, Slot, net};
+use crate::system;
+
+impl ConnectionManager {
+    /// Requests a connection. The result is an event; errors are failures of the local end.
+    pub fn connect_rc(&mut self, params: RcConnectParams, now: Time) -> Result<(), Refusal> {
+        let RcConnectParams { session, qp, kind, space, peer, local, offer, guid, private_data } =
+            params;
+        self.check_unconnected(qp)?;
+        let private_data = padded(&private_data)?;
+        let peer = net::canonical(peer);
+        let what = |e: &io::Error| system::refusal(&format!("connect to {peer}"), e);
+        if !is_unicast(peer.ip()) {
+            return Err(what(&Errno::NETUNREACH.into()));
+        }
+        let mut local = self.source_of(local, peer).map_err(|e| what(&e))?;
+        let none = || what(&Errno::ADDRNOTAVAIL.into());
+        let source = self.service.index_of(local.ip()).ok_or_else(none)?;
+        if local.port() == 0 {
+            local.set_port(self.free_port(space).ok_or_else(none)?);
+        }
+        let transaction = self.service.new_transaction();
+        let exchange = Exchange { transaction, id: self.new_connection_id() };
+        let gid = |ip: IpAddr| Gid::from(self.service.port_of(ip));
+        let request = Request {
+            exchange,
+            service: ServiceId::new(space, peer.port()),
+            guid,
+            qp,
+            psn: offer.psn,
+            responder_resources: offer.responder_resources,
+            initiator_depth: offer.initiator_depth,
+            kind,
+            response_timeout: RESPONSE_CODE,
+            max_cm_retries: REPEATS,
+            retry_count: offer.retry_count,
+            rnr_retry: offer.rnr_retry,
+            path_mtu: mtu_code(offer.path_mtu),
+            srq: offer.srq,
+            ack_timeout: ACK_TIMEOUT,
+            from_gid: gid(local.ip()),
+            to_gid: gid(peer.ip()),
+            from: local,
+            to: peer.ip(),
+            private_data,
+        };
+        let key = self.insert(Slot::Rc(Box::new(RcConnection {
+            session,
+            qp,
+            phase: Phase::Requesting,
+            ids: Ids { exchange, receiver: 0 },
+            asked: None,
+            addresses: AddressPair { local, peer },
+            source,
+            offer,
+            remote_qp: QpId(0),
+            message: Box::new(request.emit()),
+            repeats: REPEATS,
+        })));
+        self.connections.by_id.insert(exchange.id, key);
+        self.connections.by_qp.insert(qp, key);
+        self.send_again(key, now);
+        Ok(())
+    }
+
+    /// Handles REP. A repeated one is answered with RTU again.
+    pub(super) fn handle_rc_reply(&mut self, from: IpAddr, to: IpAddr, reply: &Reply, now: Time) {
+        let Some(key) = self.connection(from, to, reply.ids) else { return };
+        let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
+            return;
+        };
+        if reply.ids.exchange.transaction != c.ids.exchange.transaction || c.asked.is_some() {
+            return;
+        }
+        match c.phase {
+            Phase::Requesting if reply.qp.0 >= FIRST_QP => {
+                c.ids.receiver = reply.ids.exchange.id;
+                c.remote_qp = reply.qp;
+                let (qp, addresses, offer, source) = (c.qp, c.addresses, c.offer, c.source);
+                self.set_phase(key, Phase::Replied);
+                self.set_deadline(key, Some(now.after(self.options.decision_deadline)));
+                let gid = Gid::from(self.service.port_of(addresses.peer.ip()));
+                let peer = peer_of_reply(reply, &offer, source, gid);
+                let private_data = reply.private_data.to_vec();
+                self.events.push_back(CmEvent::RcReply { qp, addresses, peer, private_data });
+            }
+            Phase::Established => {
+                let message = *c.message;
+                self.send_unasked(to, from, message, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Confirms a reply with RTU.
+    pub fn establish_rc(&mut self, qp: QpId, now: Time) -> Result<(), Refusal> {
+        let none = || wrong_phase(qp, "without a reply to confirm");
+        let key = self.connections.by_qp.get(&qp).copied().ok_or_else(none)?;
+        let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
+            return Err(none());
+        };
+        if c.phase != Phase::Replied {
+            return Err(none());
+        }
+        let (addresses, message) = (c.addresses, c.ids.emit_ready());
+        *c.message = message;
+        self.set_phase(key, Phase::Established);
+        self.set_deadline(key, None);
+        self.send_message(addresses.local.ip(), addresses.peer.ip(), message, now);
+        Ok(())
+    }
+}
+
+fn peer_of_reply(reply: &Reply, offer: &RcOffer, source: u16, gid: Gid) -> RcPeer {
+    RcPeer {
+        source,
+        gid,
+        qp: reply.qp,
+        psn: reply.psn,
+        responder_resources: reply.responder_resources,
+        initiator_depth: reply.initiator_depth,
+        retry_count: offer.retry_count,
+        rnr_retry: reply.rnr_retry,
+        ack_timeout: ACK_TIMEOUT,
+        path_mtu: offer.path_mtu,
+        srq: reply.srq,
+    }
+}

@@ -1,0 +1,126 @@
+//! The end of a connection: DREQ, DREP and REJ.
+
+use std::net::IpAddr;
+
+use rnic_abi::abi::control::Refusal;
+use rnic_abi::roce::connection::{Ids, Reason, Reject};
+use rnic_abi::roce::mad::Exchange;
+use rnic_abi::types::{QpId, Time};
+
+use super::state::Phase;
+use super::{REPEATS, wrong_phase};
+use crate::cm::{CmEvent, ConnectFailure, ConnectionManager, Slot};
+
+impl ConnectionManager {
+    /// Ends the connection of a QP (DREQ), or gives up the attempt. An event follows.
+    pub fn disconnect_rc(&mut self, qp: QpId, now: Time) -> Result<(), Refusal> {
+        let none = || wrong_phase(qp, "not connected");
+        let key = self.connections.by_qp.get(&qp).copied().ok_or_else(none)?;
+        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else {
+            return Err(none());
+        };
+        match c.phase {
+            Phase::Requesting | Phase::Replied | Phase::Accepting => {
+                self.give_up(key, Reason::CONSUMER, now);
+                let why = ConnectFailure::reset("cancelled by this side");
+                self.events.push_back(CmEvent::RcUnreachable { qp, why });
+            }
+            Phase::Established => {
+                self.begin_disconnect(key);
+                self.send_again(key, now);
+            }
+            Phase::Disconnecting => {}
+        }
+        Ok(())
+    }
+
+    /// Forgets the connection of a QP that is destroyed, and tells the peer once. No event follows.
+    pub fn abandon_rc(&mut self, qp: QpId, now: Time) {
+        let Some(key) = self.connections.by_qp.get(&qp).copied() else { return };
+        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
+        match c.phase {
+            Phase::Requesting | Phase::Replied | Phase::Accepting => {
+                self.give_up(key, Reason::CONSUMER, now);
+            }
+            Phase::Established | Phase::Disconnecting => {
+                self.begin_disconnect(key);
+                let Some(Slot::Rc(c)) = self.remove(key) else { return };
+                let (local, peer) = (c.addresses.local.ip(), c.addresses.peer.ip());
+                self.send_message(local, peer, *c.message, now);
+            }
+        }
+    }
+
+    /// Makes DREQ the message of a connection. It begins a transaction of its own.
+    fn begin_disconnect(&mut self, key: usize) {
+        let transaction = self.service.new_transaction();
+        self.set_phase(key, Phase::Disconnecting);
+        if let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) {
+            c.ids.exchange.transaction = transaction;
+            *c.message = c.ids.emit_disconnect(c.remote_qp);
+            c.repeats = REPEATS;
+        }
+    }
+
+    /// Handles DREQ. Answers it also if there is no such connection (any more): the answer to an
+    /// earlier one may have been lost.
+    pub(super) fn handle_disconnect(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        ids: Ids,
+        qp: QpId,
+        now: Time,
+    ) {
+        let key = self.connection(from, to, ids);
+        let slot = key.and_then(|key| self.slots.get(key)).map(|entry| &entry.slot);
+        let ends = matches!(slot, Some(Slot::Rc(c)) if c.qp == qp && c.phase != Phase::Requesting);
+        if let Some(key) = key.filter(|_| ends) {
+            self.remove(key);
+            self.events.push_back(CmEvent::RcDisconnected { qp });
+        }
+        let answer = ids.answered_by(ids.receiver).emit_disconnected();
+        self.send_unasked(to, from, answer, now);
+    }
+
+    /// Handles DREP.
+    pub(super) fn handle_disconnected(&mut self, from: IpAddr, to: IpAddr, ids: Ids) {
+        let Some(key) = self.connection(from, to, ids) else { return };
+        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
+        let qp = c.qp;
+        if c.phase == Phase::Disconnecting && c.ids.exchange.transaction == ids.exchange.transaction
+        {
+            self.remove(key);
+            self.events.push_back(CmEvent::RcDisconnected { qp });
+        }
+    }
+
+    /// Handles REJ, of a request, of a reply, or of one that is established only at this end.
+    pub(super) fn handle_rejection(&mut self, from: IpAddr, to: IpAddr, reject: &Reject) {
+        let Exchange { transaction, id } = reject.ids.exchange;
+        // A requester that gives up may not know this end's ID.
+        if let Some(key) = self.connections.by_request.get(&(from, reject.ids.exchange)).copied()
+            && let Some(Slot::RcRequest(_)) = self.slots.get(key).map(|entry| &entry.slot)
+        {
+            return self.withdraw_rc_request(key, "the requester gave up");
+        }
+        let Some(key) = self.connections.by_id.get(&reject.ids.receiver).copied() else { return };
+        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
+        let is_peer = (c.addresses.peer.ip(), c.addresses.local.ip()) == (from, to);
+        let is_known = c.ids.receiver == 0 || id == 0 || c.ids.receiver == id;
+        if !is_peer || !is_known || c.ids.exchange.transaction != transaction {
+            return;
+        }
+        let (qp, phase) = (c.qp, c.phase);
+        self.remove(key);
+        let event = match phase {
+            Phase::Requesting | Phase::Replied | Phase::Accepting => CmEvent::RcRejected {
+                qp,
+                reason: reject.reason.0,
+                private_data: reject.private_data.to_vec(),
+            },
+            Phase::Established | Phase::Disconnecting => CmEvent::RcDisconnected { qp },
+        };
+        self.events.push_back(event);
+    }
+}

@@ -1,0 +1,166 @@
+//! Connections of RC and UC QPs by messages of a connection manager: checks and events.
+//!
+//! The messages do not change the QPs. The programs do, with the attributes that they exchange.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rnic_abi::abi::control::{DisconnectReason, Event, RcOffer, Refusal};
+use rnic_abi::roce::PortSpace;
+use rnic_abi::roce::connection::Service;
+use rnic_abi::types::*;
+
+use super::rc::{MOST_24, THREE_BITS, TWENTY_FOUR_BITS};
+use super::{Qp, wrong_state};
+use crate::cm::{CmEvent, ConnectFailure, RcAcceptParams, RcConnectParams};
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::{Manager, find, refuse};
+
+/// A program's connection request.
+pub struct RcRequest {
+    pub qp: QpId,
+    pub space: PortSpace,
+    pub peer: SocketAddr,
+    pub local: Option<SocketAddr>,
+    pub offer: RcOffer,
+    pub private_data: Vec<u8>,
+}
+
+impl Manager {
+    pub(in crate::resource) fn connect_rc(
+        &mut self,
+        id: SessionId,
+        wanted: RcRequest,
+        now: Time,
+    ) -> Answer {
+        let RcRequest { qp, space, peer, local, offer, private_data } = wanted;
+        let space = space_of_rc(space)?;
+        check_offer(&offer)?;
+        if let Some(local) = local {
+            self.may_use_port(id, "connect from", local)?;
+        }
+        let kind = service_of(qp, find(&mut self.sessions, id)?.qp(qp)?)?;
+        self.may_ask(id, "connect to", peer, local)?;
+        self.take_rate(id, now)?;
+        let guid = self.guid.number();
+        let params = RcConnectParams {
+            session: id,
+            qp,
+            kind,
+            space,
+            peer,
+            local,
+            offer,
+            guid,
+            private_data,
+        };
+        self.cm.connect_rc(params, now)?;
+        Outcome::done()
+    }
+
+    pub(in crate::resource) fn accept_rc(
+        &mut self,
+        id: SessionId,
+        params: RcAcceptParams,
+        now: Time,
+    ) -> Answer {
+        let (request, qp) = (params.request, params.qp);
+        check_offer(&params.offer)?;
+        let session = find(&mut self.sessions, id)?;
+        session.request(request)?;
+        service_of(qp, session.qp(qp)?)?;
+        self.cm.accept_rc(params, now)?;
+        find(&mut self.sessions, id)?.requests.remove(&request);
+        Outcome::done()
+    }
+
+    pub(in crate::resource) fn establish_rc(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        now: Time,
+    ) -> Answer {
+        find(&mut self.sessions, id)?.qp(qp)?;
+        self.cm.establish_rc(qp, now)?;
+        Outcome::done()
+    }
+
+    /// Reports an event of a connection to its session.
+    pub(super) fn handle_rc_event(&mut self, event: CmEvent) {
+        if let CmEvent::RcRequest { listener, request, addresses, peer, private_data } = event {
+            let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
+            let Ok(session) = find(&mut self.sessions, owner) else { return };
+            let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+            session.requests.insert(request, listener);
+            return session.tell(&Event::RcRequest {
+                listener,
+                context,
+                request,
+                addresses,
+                peer,
+                private_data,
+            });
+        }
+        let (CmEvent::RcReply { qp, .. }
+        | CmEvent::RcEstablished { qp, .. }
+        | CmEvent::RcRejected { qp, .. }
+        | CmEvent::RcUnreachable { qp, .. }
+        | CmEvent::RcDisconnected { qp }) = event
+        else {
+            return;
+        };
+        let Some((session, object)) = self.qp_of(qp) else { return };
+        let context = object.shared.context.load(Relaxed);
+        let event = match event {
+            CmEvent::RcReply { addresses, peer, private_data, .. } => {
+                Event::RcReply { qp, context, addresses, peer, private_data }
+            }
+            CmEvent::RcEstablished { addresses, offer, .. } => Event::Established {
+                qp,
+                context,
+                addresses,
+                ird: offer.responder_resources.into(),
+                ord: offer.initiator_depth.into(),
+                private_data: Vec::new(),
+                revision: 0,
+            },
+            CmEvent::RcRejected { reason, private_data, .. } => {
+                let text = format!("the peer rejected the connection with reason {reason}");
+                self.not_connected(session, qp, RULE, &text);
+                Event::RcRejected { qp, context, reason, private_data }
+            }
+            CmEvent::RcUnreachable { why: ConnectFailure { errno, reason }, .. } => {
+                self.not_connected(session, qp, RULE, &reason);
+                Event::Unreachable { qp, context, errno, reason }
+            }
+            _ => Event::Disconnected { qp, context, reason: DisconnectReason::Orderly },
+        };
+        self.tell(session, &event);
+    }
+}
+
+/// Returns the type of a connection of this QP.
+fn service_of(qp: QpId, object: &Qp) -> Result<Service, Refusal> {
+    match object.kind {
+        QpType::Rc => Ok(Service::Reliable),
+        QpType::Uc => Ok(Service::Unreliable),
+        _ => Err(wrong_state(qp, "an iWARP or UD QP", "an RC or UC QP")),
+    }
+}
+
+/// Refuses the port space of UD QPs.
+pub(in crate::resource) fn space_of_rc(space: PortSpace) -> Result<PortSpace, Refusal> {
+    match space {
+        PortSpace::Tcp | PortSpace::Ib => Ok(space),
+        PortSpace::Udp => Err(refuse::invalid("space", "RDMA_PS_UDP is for UD QPs")),
+    }
+}
+
+fn check_offer(offer: &RcOffer) -> Result<(), Refusal> {
+    refuse::at_most("psn", offer.psn.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
+    refuse::at_most("retry_count", offer.retry_count.into(), THREE_BITS, 7)?;
+    refuse::at_most("rnr_retry", offer.rnr_retry.into(), THREE_BITS, 7)
+}
+
+const RULE: &str = "IBTA specification, volume 1, section 12.9: REQ is answered with REP, and REP \
+                    with RTU";
