@@ -11,6 +11,7 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::control::*;
 use super::queue::QueueShape;
+use crate::roce::PortSpace;
 use crate::types::*;
 
 /// Compares each value with its bytes in hexadecimal. Checks that the list covers all variants of
@@ -231,12 +232,70 @@ fn requests() {
             "ac022b0120010db8000000000000000000000001b725070601",
         ),
         (request(RequestBody::ServeCopies { worker: 3 }), "ac022c03"),
+        (
+            request(RequestBody::BindRc {
+                space: PortSpace::Ib,
+                address: v4(),
+                context: 6,
+                v6_only: false,
+            }),
+            "ac022d0200c0000207af3a0600",
+        ),
+        (
+            request(RequestBody::ConnectRc {
+                qp: QpId(7),
+                space: PortSpace::Tcp,
+                peer: v4(),
+                local: None,
+                offer: offer(),
+                private_data: vec![9, 8],
+            }),
+            "ac022e070000c0000207af3a00ac0201020304800801020908",
+        ),
+        (
+            request(RequestBody::AcceptRc {
+                request: RequestId(5),
+                qp: QpId(7),
+                offer: offer(),
+                private_data: vec![9, 8],
+            }),
+            "ac022f0507ac0201020304800801020908",
+        ),
+        (request(RequestBody::EstablishRc { qp: QpId(7) }), "ac023007"),
     ];
     check::<RequestBody>(2, &golden);
     for (Request { body, .. }, _) in &golden {
         let debug = format!("{body:?}");
         let variant = debug.split([' ', '(']).next();
         assert_eq!(variant, Some(body.info().name));
+    }
+}
+
+fn offer() -> RcOffer {
+    RcOffer {
+        psn: 300,
+        responder_resources: 1,
+        initiator_depth: 2,
+        retry_count: 3,
+        rnr_retry: 4,
+        path_mtu: 1024,
+        srq: true,
+    }
+}
+
+fn rc_peer() -> RcPeer {
+    RcPeer {
+        source: 1,
+        gid: Gid([2; 16]),
+        qp: QpId(3),
+        psn: 300,
+        responder_resources: 4,
+        initiator_depth: 5,
+        retry_count: 6,
+        rnr_retry: 7,
+        ack_timeout: 8,
+        path_mtu: 1024,
+        srq: true,
     }
 }
 
@@ -647,6 +706,33 @@ fn events() {
             (Event::AccessError { qp, context }, "130680808080808080808001"),
             (Event::RequestError { qp, context }, "140680808080808080808001"),
             (Event::GidsChanged, "15"),
+            (
+                Event::RcRequest {
+                    listener: ListenerId(1),
+                    context,
+                    request: RequestId(2),
+                    addresses: pair(),
+                    peer: rc_peer(),
+                    private_data: vec![9],
+                },
+                "1601808080808080808080010200c0000207af3a0120010db8000000000000000000000001\
+                 b72507010202020202020202020202020202020203ac0204050607088008010109",
+            ),
+            (
+                Event::RcReply {
+                    qp,
+                    context,
+                    addresses: pair(),
+                    peer: rc_peer(),
+                    private_data: vec![9],
+                },
+                "17068080808080808080800100c0000207af3a0120010db8000000000000000000000001b7\
+                 2507010202020202020202020202020202020203ac0204050607088008010109",
+            ),
+            (
+                Event::RcRejected { qp, context, reason: 28, private_data: vec![9] },
+                "1806808080808080808080011c0109",
+            ),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use rnic_abi::abi::control::*;
+use rnic_abi::roce::PortSpace;
 use rnic_abi::types::*;
 
 use super::{Session, pick};
@@ -14,7 +15,7 @@ use crate::traffic::Rng;
 pub(super) struct RoceObjects {
     qps: Vec<QpId>,
     gids: Vec<Gid>,
-    /// Listeners for UD requests, and their addresses.
+    /// Listeners for UD and RC requests, and their addresses.
     ports: Vec<(ListenerId, SocketAddr)>,
 }
 
@@ -67,7 +68,12 @@ impl Session {
         };
         let address = SocketAddr::from((any, [0, 7471, 4791][rng.below(3) as usize]));
         let context = rng.word();
-        let bind = RequestBody::BindDatagrams { address, context, v6_only: rng.below(2) == 0 };
+        let v6_only = rng.below(2) == 0;
+        let space = [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib][rng.below(3) as usize];
+        let bind = match rng.below(2) {
+            0 => RequestBody::BindDatagrams { address, context, v6_only },
+            _ => RequestBody::BindRc { space, address, context, v6_only },
+        };
         if let Ok(ReplyBody::Listener { listener, address }) = self.raw.try_call(bind, &[])? {
             self.roce.ports.push((listener, address));
         }
@@ -76,11 +82,19 @@ impl Session {
             let qp = pick(qp, rng)?;
             let (listener, at) = pick(&self.roce.ports, rng).unwrap_or((ListenerId(1), address));
             let ip = pick(&self.roce.gids, rng).map_or(at.ip(), |gid| gid.address());
-            let private_data = vec![7; [0, 136, 137, 180, 181][rng.below(5) as usize]];
+            let private_data = vec![7; [0, 56, 57, 136, 137, 180, 181, 196, 197][rng.below(9) as usize]];
             let request = RequestId(rng.below(64) as u32);
             let ird = Some(rng.word() as u16);
             let ord = None;
-            let body = match rng.below(8) {
+            let offer = odd_offer(rng);
+            let body = match rng.below(14) {
+                8..=9 => {
+                    let peer = SocketAddr::new(ip, at.port());
+                    let local = (rng.below(4) == 0).then_some(at);
+                    RequestBody::ConnectRc { qp, space, peer, local, offer, private_data }
+                }
+                10..=11 => RequestBody::AcceptRc { request, qp, offer, private_data },
+                12..=13 => RequestBody::EstablishRc { qp },
                 0..=1 => RequestBody::Listen { listener, backlog: 1 + rng.below(3) as u32 },
                 2 => RequestBody::Accept { request, qp, ird, ord, private_data },
                 3 => RequestBody::Reject { request, private_data },
@@ -202,4 +216,17 @@ fn odd_rights(rng: &mut Rng) -> Access {
         rights.set(right, rng.below(2) == 0);
     }
     rights
+}
+
+/// Parameters of a connection, mostly out of range.
+fn odd_offer(rng: &mut Rng) -> RcOffer {
+    RcOffer {
+        psn: rng.word() as u32 >> rng.below(9),
+        responder_resources: rng.word() as u8,
+        initiator_depth: rng.word() as u8,
+        retry_count: rng.below(9) as u8,
+        rnr_retry: rng.below(9) as u8,
+        path_mtu: [1024, 4096, rng.word() as u16][rng.below(3) as usize],
+        srq: rng.below(2) == 0,
+    }
 }

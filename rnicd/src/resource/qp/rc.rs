@@ -478,6 +478,6 @@ const ANY_READS: u16 = u16::MAX;
 pub(super) const MOST_24: u32 = (1 << 24) - 1;
 pub(super) const TWENTY_FOUR_BITS: &str = "24 bits";
 /// Path MTUs of verbs (`ibv_mtu`), in bytes.
-const PATH_MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
+pub(super) const PATH_MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 const FIVE_BITS: &str = "5 bits";
 pub(super) const THREE_BITS: &str = "3 bits";

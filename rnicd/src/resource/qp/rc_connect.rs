@@ -10,7 +10,7 @@ use rnic_abi::roce::PortSpace;
 use rnic_abi::roce::connection::Service;
 use rnic_abi::types::*;
 
-use super::rc::{MOST_24, THREE_BITS, TWENTY_FOUR_BITS};
+use super::rc::{MOST_24, PATH_MTUS, THREE_BITS, TWENTY_FOUR_BITS};
 use super::{Qp, wrong_state};
 use crate::cm::{CmEvent, ConnectFailure, RcAcceptParams, RcConnectParams};
 use crate::resource::answer::{Answer, Outcome};
@@ -157,6 +157,10 @@ pub(in crate::resource) fn space_of_rc(space: PortSpace) -> Result<PortSpace, Re
 }
 
 fn check_offer(offer: &RcOffer) -> Result<(), Refusal> {
+    if !PATH_MTUS.contains(&offer.path_mtu) {
+        let why = format!("{} bytes is not a path MTU; use one of {PATH_MTUS:?}", offer.path_mtu);
+        return Err(refuse::invalid("path_mtu", why));
+    }
     refuse::at_most("psn", offer.psn.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
     refuse::at_most("retry_count", offer.retry_count.into(), THREE_BITS, 7)?;
     refuse::at_most("rnr_retry", offer.rnr_retry.into(), THREE_BITS, 7)
