@@ -4,8 +4,7 @@
 use std::net::SocketAddr;
 
 use libfuzzer_sys::fuzz_target;
-use rnic_abi::roce::sidr::{self, Message};
-use rnic_abi::roce::{Datagram, MAX_DATA, grh, packet};
+use rnic_abi::roce::{Datagram, MAX_DATA, connection, grh, mad, packet, sidr};
 use rnic_abi::types::{Gid, QpId};
 use rnic_fuzz::Input;
 
@@ -44,26 +43,41 @@ fuzz_target!(|data: &[u8]| {
     management_datagrams(data);
 });
 
-/// Checks SIDR messages: arbitrary bytes, and arbitrary bytes after a valid header.
+/// Checks management messages: arbitrary bytes, and arbitrary bytes after a valid header. Encoding a
+/// parsed message must return one with the same meaning.
 fn management_datagrams(data: &[u8]) {
-    let mut bytes = [0; sidr::LEN];
-    let some = data.len().min(sidr::LEN);
+    let mut bytes = [0; mad::LEN];
+    let some = data.len().min(mad::LEN);
     bytes[..some].copy_from_slice(&data[..some]);
-    let understood = |bytes: &[u8]| match sidr::parse(bytes) {
-        Ok(Message::Request(request)) => {
-            assert_eq!(sidr::parse(&request.emit()), Ok(Message::Request(request)));
-        }
-        Ok(Message::Reply(reply)) => {
-            assert!(reply.qp.0 < 1 << 24);
-            assert_eq!(sidr::parse(&reply.emit()), Ok(Message::Reply(reply)));
-        }
-        Err(_) => {}
-    };
     understood(data);
     bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
-    for attribute in [0x17, 0x18] {
+    for attribute in 0x10..=0x18 {
         bytes[16] = 0;
         bytes[17] = attribute;
         understood(&bytes);
     }
+}
+
+fn understood(bytes: &[u8]) {
+    let again = match sidr::parse(bytes) {
+        Ok(sidr::Message::Request(request)) => request.emit(),
+        Ok(sidr::Message::Reply(reply)) => reply.emit(),
+        Err(_) => return connected(bytes),
+    };
+    assert_eq!(sidr::parse(&again), sidr::parse(bytes));
+}
+
+fn connected(bytes: &[u8]) {
+    use connection::Message;
+    let again = match connection::parse(bytes) {
+        Ok(Message::Request(request)) => request.emit(),
+        Ok(Message::Delay(delay)) => delay.emit(),
+        Ok(Message::Reject(reject)) => reject.emit(),
+        Ok(Message::Reply(reply)) => reply.emit(),
+        Ok(Message::Ready(ids)) => ids.emit_ready(),
+        Ok(Message::Disconnect(ids, qp)) => ids.emit_disconnect(qp),
+        Ok(Message::Disconnected(ids)) => ids.emit_disconnected(),
+        Err(_) => return,
+    };
+    assert_eq!(connection::parse(&again), connection::parse(bytes));
 }

@@ -4,8 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use rnic_abi::roce::sidr::{self, Message, Reply, ServiceId, Status};
-use rnic_abi::roce::{Datagram, packet};
+use rnic_abi::roce::sidr::{self, Message, Reply, Status};
+use rnic_abi::roce::{Datagram, PortSpace, ServiceId, mad, packet};
 use rnic_abi::types::QpId;
 use rnic_client::{
     Access, BindOptions, ConnectionRequest, Error, Event, GRH_LEN, Gid, Listener, Qp, QpType,
@@ -250,14 +250,14 @@ fn rules_apply_to_both_ends_of_a_resolution() {
 }
 
 /// Builds a management datagram to or from the host that the test plays.
-fn packet(from: Ipv4Addr, to: Ipv4Addr, mad: &sidr::Bytes, port: u16) -> Vec<u8> {
+fn packet(from: Ipv4Addr, to: Ipv4Addr, mad: &mad::Bytes, port: u16) -> Vec<u8> {
     let gid = |ip: Ipv4Addr| Gid::from(IpAddr::from(ip));
     let datagram = Datagram {
         from: gid(from),
-        source: sidr::QP,
+        source: mad::QP,
         to: gid(to),
-        qp: sidr::QP,
-        q_key: sidr::Q_KEY,
+        qp: mad::QP,
+        q_key: mad::Q_KEY,
         psn: 0,
         immediate: None,
         solicited: false,
@@ -271,7 +271,7 @@ fn message(socket: &UdpSocket) -> (Message, Vec<u8>) {
     let (len, from) = socket.recv_from(&mut bytes).unwrap();
     let at = socket.local_addr().unwrap();
     let (datagram, data) = packet::parse(from, at, &bytes[..len]).unwrap();
-    assert_eq!((datagram.source, datagram.qp, datagram.q_key), (sidr::QP, sidr::QP, sidr::Q_KEY));
+    assert_eq!((datagram.source, datagram.qp, datagram.q_key), (mad::QP, mad::QP, mad::Q_KEY));
     (sidr::parse(data).unwrap(), bytes[..len].to_vec())
 }
 
@@ -296,7 +296,7 @@ fn sidr_packets_are_interoperable() {
         status: Status::VALID,
         qp: QpId(0x12_3456),
         q_key: 77,
-        private_data: sidr::zero_padded(b"welcome").unwrap(),
+        private_data: mad::zero_padded(b"welcome").unwrap(),
     };
     let own = SocketAddr::new(OWN.into(), port);
     other.send_to(&packet(OTHER, OWN, &reply.emit(), port), own).unwrap();
@@ -312,7 +312,7 @@ fn sidr_packets_are_interoperable() {
     // The opposite direction.
     let listener = end.listens(OWN, 1);
     let asked = sidr::Request {
-        service: ServiceId::of_port(listener.local_addr().port()),
+        service: ServiceId::new(PortSpace::Udp, listener.local_addr().port()),
         from: SocketAddr::new(OTHER.into(), 1234),
         to: OWN.into(),
         ..asked
@@ -358,18 +358,18 @@ fn requests_neither_exhaust_nor_amplify() {
     let listener = end.listens(OWN, 3);
     let own = SocketAddr::new(OWN.into(), port);
     let request = |n: u64| sidr::Request {
-        exchange: sidr::Exchange { transaction: n, id: 1 },
-        service: ServiceId::of_port(listener.local_addr().port()),
+        exchange: mad::Exchange { transaction: n, id: 1 },
+        service: ServiceId::new(PortSpace::Udp, listener.local_addr().port()),
         from: SocketAddr::new(OTHER.into(), 1234),
         to: OWN.into(),
         private_data: [0; sidr::REQUEST_DATA],
     };
-    let send = |mad: &sidr::Bytes| {
+    let send = |mad: &mad::Bytes| {
         other.send_to(&packet(OTHER, OWN, mad, port), own).unwrap();
     };
     // Bytes that are not a message, a message for another Q_Key, and a sender that claims to be a
     // third host.
-    send(&[0xFF; sidr::LEN]);
+    send(&[0xFF; mad::LEN]);
     let noise = &mut request(1).emit();
     noise[3] = 0x81;
     send(noise);

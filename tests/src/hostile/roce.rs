@@ -82,7 +82,8 @@ impl Session {
             let qp = pick(qp, rng)?;
             let (listener, at) = pick(&self.roce.ports, rng).unwrap_or((ListenerId(1), address));
             let ip = pick(&self.roce.gids, rng).map_or(at.ip(), |gid| gid.address());
-            let private_data = vec![7; [0, 56, 57, 136, 137, 180, 181, 196, 197][rng.below(9) as usize]];
+            let private_data =
+                vec![7; [0, 56, 57, 136, 137, 180, 181, 196, 197][rng.below(9) as usize]];
             let request = RequestId(rng.below(64) as u32);
             let ird = Some(rng.word() as u16);
             let ord = None;
