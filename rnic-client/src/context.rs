@@ -298,6 +298,7 @@ impl Context {
 
     /// Converts an [`Event::ConnectionRequest`] from [`Context::next_event`] to an object to accept
     /// or reject. Returns any other event unchanged as the error.
+    #[expect(clippy::result_large_err, reason = "the caller gets its own event back")]
     pub fn connection_request(&self, event: Event) -> Result<ConnectionRequest, Event> {
         ConnectionRequest::from_event(&self.session, event)
     }

@@ -166,6 +166,7 @@ impl Default for AcceptOptions {
 
 impl ConnectionRequest {
     /// Converts a connection request event. Returns other events unchanged as the error.
+    #[expect(clippy::result_large_err, reason = "the caller gets its own event back")]
     pub(crate) fn from_event(session: &Arc<Session>, event: Event) -> Result<Self, Event> {
         match event {
             Event::ConnectionRequest {
