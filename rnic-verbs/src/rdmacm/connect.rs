@@ -8,13 +8,13 @@ use rnic_client::{ConnectOptions, QpId, ResolveOptions};
 
 use super::events::completed;
 use super::id::{CmIdBody, cm_id, of_device};
+use super::service::Service;
 use super::state::{Attempt, ConnectParams, IdBody, Phase, State};
 use crate::c::{RDMA_MAX_RESP_RES, ibv_event_type, rdma_cm_id, rdma_conn_param};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::Live;
 use crate::ffi::pointers::{In, bytes, get};
-use crate::verbs::device::DeviceKind;
 use crate::verbs::qp::{QpBody, qp};
 
 /// Time allowed for sending outstanding requests after `rdma_disconnect(3)`. An RNIC flushes them
@@ -26,6 +26,8 @@ pub(super) const DISCONNECT_GRACE: Duration = Duration::from_millis(500);
 impl IdBody {
     /// Requests a connection to the peer (`rdma_connect(3)`).
     pub(crate) fn connect(self: &Arc<Self>, mut wanted: ConnectParams) -> Result<(), Errno> {
+        // May call the daemon, which must not happen under the lock.
+        let path_mtu = if self.is_rc() { self.path_mtu()? } else { 0 };
         {
             let mut state = self.state.lock();
             state.expect(&[Phase::RouteResolved])?;
@@ -33,11 +35,13 @@ impl IdBody {
             let qp = if self.is_ud() {
                 let lookup = self.ids().lookups.create_qp(&self.device.context)?;
                 state.lookup.insert(Arc::new(lookup)).id()
+            } else if self.is_rc() {
+                self.prepare_request(&mut state, &wanted, path_mtu)?
             } else {
                 self.qp_to_connect(&state, &wanted)?.id()
             };
             self.ids().claim_qp(qp, self)?;
-            if let Some(qp) = self.find_qp(qp) {
+            if let Some(qp) = self.find_qp(qp).filter(|_| self.service == Service::Iwarp) {
                 qp.allow_sends();
             }
             // Frees the bound port, because the connection uses it.
@@ -56,7 +60,7 @@ impl IdBody {
             drop(lookup);
             let Some(qp) = qp else { return };
             self.ids().forget_qp(qp, self);
-            if let Some(qp) = self.find_qp(qp) {
+            if let Some(qp) = self.find_qp(qp).filter(|_| self.service == Service::Iwarp) {
                 qp.refuse_sends();
             }
         })
@@ -79,9 +83,9 @@ impl IdBody {
 
     /// Starts to connect. Called without the lock, because events may arrive before this returns.
     fn start(&self, wanted: &ConnectParams) -> Result<(), Errno> {
-        let (qp, lookup, peer, local) = {
+        let (qp, lookup, peer, local, offer) = {
             let state = self.state.lock();
-            (state.qp, state.lookup.clone(), state.peer, state.local())
+            (state.qp, state.lookup.clone(), state.peer, state.local(), state.rc.offer())
         };
         let peer = peer.ok_or_else(|| invalid!("the id has no peer"))?;
         if let Some(lookup) = lookup {
@@ -91,6 +95,11 @@ impl IdBody {
         }
         let qp = qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
         let connect = |local| {
+            if let (Service::Rc(space), Some(offer)) = (self.service, &offer) {
+                let data = &wanted.private_data;
+                let requested = qp.client().start_connect_rc(space, peer, local, offer, data);
+                return requested.map_err(Errno::from);
+            }
             let options = ConnectOptions {
                 private_data: wanted.private_data.clone(),
                 ird: wanted.inbound,
@@ -110,15 +119,23 @@ impl IdBody {
         })
     }
 
-    /// Checks that the id is connected (`rdma_establish(3)`). The program has moved its own QP.
+    /// Completes the connection after the program has moved its own QP (`rdma_establish(3)`). An
+    /// iWARP connection is already established.
     pub(crate) fn establish(&self) -> Result<(), Errno> {
+        if self.is_rc() {
+            return self.establish_rc();
+        }
         self.state.lock().expect(&[Phase::Connected])
     }
 
-    /// Ends the connection (`rdma_disconnect(3)`). Posted requests are sent for at most
-    /// [`DISCONNECT_GRACE`]. A connection in progress ends once it is established. An undecided
-    /// request stays undecided. Ids of `RDMA_PS_UDP` have no connection to end.
+    /// Ends the connection (`rdma_disconnect(3)`). Posted requests of an iWARP QP are sent for at
+    /// most [`DISCONNECT_GRACE`]. An RC or UC QP of the id is first moved to ERR, which flushes
+    /// them. A connection in progress ends once it is established. An undecided request stays
+    /// undecided. Ids of `RDMA_PS_UDP` have no connection to end.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
+        if self.is_rc() && self.may_disconnect() {
+            self.own_qp_to_error()?;
+        }
         let qp = {
             let mut state: MutexGuard<'_, State> = self.state.lock();
             match state.phase {
@@ -143,8 +160,20 @@ impl IdBody {
         }
     }
 
-    /// Returns the QP created by `rdma_create_qp(3)`, or else the QP of `conn_param`. It must be an
-    /// iWARP QP for an id of `RDMA_PS_TCP`, and a UD QP for an id of `RDMA_PS_UDP`.
+    /// Returns true if the id has or had a connection, or a request for one.
+    fn may_disconnect(&self) -> bool {
+        match self.phase() {
+            Phase::Undecided | Phase::Connecting | Phase::Connected | Phase::Ended => true,
+            Phase::Idle
+            | Phase::Bound
+            | Phase::AddressResolved
+            | Phase::RouteResolved
+            | Phase::Listening => false,
+        }
+    }
+
+    /// Returns the QP created by `rdma_create_qp(3)`, or else the QP of `conn_param`. Its type must
+    /// be that of the id's service.
     pub(super) fn qp_to_connect(
         &self,
         state: &State,
@@ -154,9 +183,12 @@ impl IdBody {
         let found = self.find_qp(qp).ok_or_else(|| {
             invalid!("the id has no queue pair, and conn_param.qp_num {qp} does not exist")
         })?;
-        let (serves, wanted) = match self.kind {
-            DeviceKind::Iwarp => (!found.is_roce(), "an iWARP QP"),
-            DeviceKind::Roce => (found.ud_pd().is_some(), "a UD QP"),
+        let is_connected = found.is_roce() && found.ud_pd().is_none();
+        let (serves, wanted) = match self.service {
+            Service::Iwarp => (!found.is_roce(), "an iWARP QP"),
+            Service::Rc(_) if self.service.allows_uc() => (is_connected, "an RC or UC QP"),
+            Service::Rc(_) => (is_connected && !found.is_uc(), "an RC QP"),
+            Service::Ud => (found.ud_pd().is_some(), "a UD QP"),
         };
         if !serves {
             return Err(invalid!(
@@ -167,7 +199,7 @@ impl IdBody {
     }
 }
 
-fn no_qp() -> Errno {
+pub(super) fn no_qp() -> Errno {
     invalid!("the id has no queue pair, and conn_param specifies none")
 }
 
@@ -197,6 +229,9 @@ pub(super) fn wanted(parameters: In<rdma_conn_param>) -> ConnectParams {
         inbound: reads(parameters.responder_resources),
         outbound: reads(parameters.initiator_depth),
         qp: Some(QpId(parameters.qp_num)),
+        retry_count: parameters.retry_count,
+        rnr_retry: parameters.rnr_retry_count,
+        srq: parameters.srq != 0,
     }
 }
 
@@ -206,7 +241,7 @@ fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
     let found = cm_id(id)?;
     match found.id.phase() {
         Phase::Undecided => found.id.disconnect(),
-        Phase::Ended if !found.id.has_events() => Ok(()),
+        Phase::Ended if !found.id.has_events() => found.id.disconnect(),
         _ if found.id.is_ud() => found.id.disconnect(),
         _ => completed(id, |_, of| of.disconnect()),
     }

@@ -22,6 +22,10 @@ fn create(
     let found = found.read("res")?;
     let space = found.ai_port_space.cast_unsigned();
     let id = id::create(null_mut(), null_mut(), space)?;
+    let body = cm_id(id)?;
+    if found.ai_qp_type.cast_unsigned() == IBV_QPT_UC && body.id.service.allows_uc() {
+        set!(body.qp_type = IBV_QPT_UC);
+    }
     let filled = match found.ai_flags & RAI_PASSIVE {
         0 => connect_to(id, &found, pd, wanted),
         _ => listen_on(id, &found, pd, wanted),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::ack::{CmEventBody, acknowledge, acknowledge_own};
 use super::channel::channel;
 use super::id::{self, CmIdBody, cm_id};
+use super::service::Service;
 use super::state::{CmEvent, IdBody};
 use crate::c::*;
 use crate::errno::Errno;
@@ -16,7 +17,6 @@ use crate::ffi::pointers::{Out, get, set};
 use crate::strings::cm_event;
 use crate::system;
 use crate::verbs::ah::attributes_to;
-use crate::verbs::device::DeviceKind;
 
 fn get(from: *mut rdma_event_channel, to: Out<*mut rdma_cm_event>) -> Result<(), Errno> {
     let to = to.required("event")?;
@@ -47,7 +47,12 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
             let device = &arrived.id.device;
             head.listen_id = at;
             head.id = id::make(device, channel, get!(of.context), get!(of.ps), body)?;
-            id::show_addresses(cm_id(head.id)?)?;
+            let new = cm_id(head.id)?;
+            id::show_addresses(new)?;
+            if arrived.id.is_rc() {
+                set!(new.qp_type = get!(of.qp_type));
+                id::show_path(new)?;
+            }
         }
         None => {
             head.id = at;
@@ -68,9 +73,15 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
     conn.private_data_len = length;
     conn.responder_resources = small(connection.inbound);
     conn.initiator_depth = small(connection.outbound);
-    head.param = match arrived.id.kind {
-        DeviceKind::Iwarp => rdma_cm_event_param { conn },
-        DeviceKind::Roce => {
+    if let Some(peer) = &connection.rc_peer {
+        conn.retry_count = peer.retry_count;
+        conn.rnr_retry_count = peer.rnr_retry;
+        conn.srq = peer.srq.into();
+        conn.qp_num = peer.qp.0;
+    }
+    head.param = match arrived.id.service {
+        Service::Iwarp | Service::Rc(_) => rdma_cm_event_param { conn },
+        Service::Ud => {
             let private_data = conn.private_data;
             let private_data_len = conn.private_data_len;
             rdma_cm_event_param {

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::Gid;
 
 use super::ack::acknowledge_own;
 use super::channel::{self, channel, open_device};
+use super::rc::{HOP_LIMIT, PACKET_LIFE_TIME, gid_of};
+use super::service::Service;
 use super::state::{EventChannel, IdBody};
 use crate::c::*;
 use crate::errno::{self, Errno};
@@ -16,8 +17,9 @@ use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Foreign, Kind, Live, live, publish, withdraw, zeroed};
 use crate::ffi::pointers::{Out, get, set};
 use crate::ffi::socket_address::{from_c, in_c};
-use crate::verbs::context::context;
+use crate::verbs::context::{context, mtu_code};
 use crate::verbs::device::{Device, DeviceKind, PORT};
+use crate::verbs::device_list;
 use crate::verbs::open::{default_context, default_pd};
 
 /// The body of an `rdma_cm_id`.
@@ -27,7 +29,8 @@ pub(super) struct CmIdBody {
     own_channel: Mutex<Foreign<rdma_event_channel>>,
     /// Attributes of queue pairs for peers that connect (`rdma_create_ep(3)`).
     pub(super) endpoint: Mutex<Option<Endpoint>>,
-    /// The path record that the C structure points to, once the route of a UD id is resolved.
+    /// The path record that the C structure points to, once the route of an id of the RoCE device
+    /// is resolved.
     path: Mutex<Option<Box<ibv_sa_path_rec>>>,
 }
 
@@ -93,10 +96,7 @@ pub(super) fn make(
     head.channel = at;
     head.context = program;
     head.ps = port_space;
-    head.qp_type = match id.kind {
-        DeviceKind::Iwarp => IBV_QPT_RC,
-        DeviceKind::Roce => IBV_QPT_UD,
-    };
+    head.qp_type = id.service.qp_type();
     let cm_id = CmIdBody {
         id: id.clone(),
         own_channel: Mutex::new(own),
@@ -118,10 +118,10 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
         set!(to.route.addr.src = in_c(source));
         let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
         if peer.is_some() || !of_none {
-            set!(to.verbs = default_context(&id.device, id.kind)?);
+            set!(to.verbs = default_context(&id.device, id.device_kind())?);
             // For queue pairs that a program creates without the id.
             if get!(to.pd).is_null() {
-                set!(to.pd = default_pd(&id.device, id.kind)?);
+                set!(to.pd = default_pd(&id.device, id.device_kind())?);
             }
             set!(to.port_num = PORT);
         }
@@ -129,8 +129,8 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
     if let Some(peer) = peer {
         set!(to.route.addr.dst = in_c(peer));
     }
-    if let (DeviceKind::Roce, Some(source), Some(peer)) = (id.kind, source, peer) {
-        let gid = |address: SocketAddr| ibv_gid { raw: Gid::from(address.ip()).0 };
+    if let (DeviceKind::Roce, Some(source), Some(peer)) = (id.device_kind(), source, peer) {
+        let gid = |address: SocketAddr| ibv_gid { raw: gid_of(address.ip()).0 };
         let addr = rdma_ib_addr { sgid: gid(source), dgid: gid(peer), pkey: DEFAULT_PKEY };
         set!(to.route.addr.addr = addr);
     }
@@ -140,11 +140,12 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
 /// Writes the path of an id to the C structure after route resolution. The RoCE device has one
 /// path, with the fields that the kernel sets; the iWARP device has none.
 pub(super) fn show_path(to: Live<CmIdBody>) -> Result<(), Errno> {
-    if !to.id.is_ud() {
-        return Ok(());
-    }
+    let mtu = match to.id.service {
+        Service::Iwarp => return Ok(()),
+        Service::Rc(_) => mtu_code(to.id.path_mtu()?.into()),
+        Service::Ud => context(get!(to.verbs))?.port(PORT)?.active_mtu,
+    };
     let ends = get!(to.route.addr.addr);
-    let mtu = context(get!(to.verbs))?.port(PORT)?.active_mtu;
     let path = ibv_sa_path_rec {
         dgid: ends.dgid,
         sgid: ends.sgid,
@@ -182,22 +183,10 @@ pub(super) fn create(
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    let kind = match port_space {
-        RDMA_PS_TCP => DeviceKind::Iwarp,
-        // Only the RoCE device has UD QPs.
-        RDMA_PS_UDP => DeviceKind::Roce,
-        // Multicast, and InfiniBand addresses.
-        RDMA_PS_IPOIB | RDMA_PS_IB => {
-            return Err(errno!(
-                libc::EPROTONOSUPPORT,
-                "port space {port_space:#x}: only TCP and UDP are supported"
-            ));
-        }
-        _ => return Err(invalid!("{port_space:#x} is not a port space")),
-    };
     let device = open_device()?;
+    let service = Service::of(port_space, &device_list::kinds(&device))?;
     let of_device = device.clone();
-    let body = |channel| IdBody::create(of_device, kind, channel);
+    let body = |channel| IdBody::create(of_device, service, channel);
     make(&device, channel, program, port_space, body)
 }
 
@@ -253,9 +242,5 @@ entry! {
 
 /// Default partition of every port. The value is the same in either byte order.
 const DEFAULT_PKEY: u16 = 0xFFFF;
-/// The kernel's default hop limit.
-const HOP_LIMIT: u8 = 64;
 /// `IB_SA_EQ`: the field of the selector has exactly this value.
 const EXACTLY: u8 = 2;
-/// `CMA_IBOE_PACKET_LIFETIME`: the kernel's value for RoCE, 4.096 us times two to this power.
-const PACKET_LIFE_TIME: u8 = 16;

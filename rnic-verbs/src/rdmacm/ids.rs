@@ -11,12 +11,13 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rnic_client::{Context, DatagramAddress, Event, Gid, Listener, ListenerId, QpId};
 
+use super::delays::Delays;
 use super::lookup::Lookups;
-use super::retry::Retries;
+use super::service::Service;
 use super::state::{IdBody, Parameters, Phase};
 use crate::c;
 use crate::errno::Errno;
-use crate::verbs::device::{Device, DeviceKind};
+use crate::verbs::device::Device;
 use crate::verbs::registry::ConnectionManager;
 
 /// Ids, by the QP or listener whose events they receive.
@@ -33,7 +34,7 @@ pub(crate) struct Ids {
     events_lost: Mutex<bool>,
     /// Signals that an event has taken effect, or that a QP is gone.
     delivered: Condvar,
-    pub(super) retries: Retries,
+    pub(super) delays: Delays,
     pub(super) lookups: Lookups,
     /// Number of `rdma_init_qp_attr(3)` calls for the transition to RTR, minus the transitions made
     /// since. Ids with a known QP are not counted.
@@ -49,7 +50,7 @@ struct Holder {
 
 /// A bound address that other ids of the program may share.
 struct Reusable {
-    kind: DeviceKind,
+    service: Service,
     /// If true, only ids with `RDMA_OPTION_ID_REUSEADDR` may share the address. If false, only
     /// pending connection requests keep the address bound, and any id may take it.
     reuse_addr: bool,
@@ -120,16 +121,16 @@ impl Ids {
     }
 
     /// Lets other ids of the program share this address until one of them listens.
-    pub(super) fn allow_reuse(&self, kind: DeviceKind, reuse_addr: bool, listener: &Arc<Listener>) {
+    pub(super) fn allow_reuse(&self, service: Service, reuse_addr: bool, listener: &Arc<Listener>) {
         let mut reusable = self.reusable.lock();
         reusable.retain(|one| one.listener.strong_count() > 0);
-        reusable.push(Reusable { kind, reuse_addr, listener: Arc::downgrade(listener) });
+        reusable.push(Reusable { service, reuse_addr, listener: Arc::downgrade(listener) });
     }
 
     /// Returns a bound address that an id may share, or `None`.
     pub(super) fn reusable(
         &self,
-        kind: DeviceKind,
+        service: Service,
         reuse_addr: bool,
         address: SocketAddr,
     ) -> Option<Arc<Listener>> {
@@ -137,7 +138,7 @@ impl Ids {
         let at = reusable.iter().position(|one| {
             let is_free =
                 |l: Arc<Listener>| l.local_addr() == address && self.of_listener(l.id()).is_none();
-            let may_be = one.kind == kind && (reuse_addr || !one.reuse_addr);
+            let may_be = one.service == service && (reuse_addr || !one.reuse_addr);
             may_be && one.listener.upgrade().is_some_and(is_free)
         })?;
         if reusable[at].reuse_addr {
@@ -165,7 +166,8 @@ impl Ids {
         }
         let ids: Vec<_> = self.sources.lock().values().filter_map(Weak::upgrade).collect();
         let reuses = id.reuses_address();
-        let mut others = ids.iter().filter(|of| !std::ptr::eq(&***of, id) && of.kind == id.kind);
+        let mut others =
+            ids.iter().filter(|of| !std::ptr::eq(&***of, id) && of.service == id.service);
         others.try_for_each(|of| {
             let Some(source) = of.exclusive_source(reuses).filter(|s| s.port() == address.port())
             else {
@@ -197,7 +199,7 @@ impl Ids {
     /// Handles an event of the daemon.
     fn take_effect(&self, context: &Context, event: Event) {
         match event {
-            Event::ConnectionRequest { listener, .. } => {
+            Event::ConnectionRequest { listener, .. } | Event::RcRequest { listener, .. } => {
                 let id = self.of_listener(listener);
                 // Without an id the request is dropped, which rejects it.
                 if let (Ok(request), Some(id)) = (context.connection_request(event), id) {
@@ -231,6 +233,16 @@ impl Ids {
             Event::Rejected { qp, private_data, .. } => {
                 if let Some(id) = self.of_qp(qp) {
                     id.rejected(qp, private_data);
+                }
+            }
+            Event::RcReply { qp, addresses, peer, private_data, .. } => {
+                if let Some(id) = self.of_qp(qp) {
+                    id.replied(addresses, peer, private_data);
+                }
+            }
+            Event::RcRejected { qp, reason, private_data, .. } => {
+                if let Some(id) = self.of_qp(qp) {
+                    id.rc_rejected(reason, private_data);
                 }
             }
             Event::Unreachable { qp, errno, reason, .. } => {
@@ -316,10 +328,10 @@ impl ConnectionManager for Ids {
     }
 
     fn due_in(&self) -> Option<Duration> {
-        self.retries.due_in()
+        self.delays.due_in()
     }
 
     fn run_due(&self) {
-        self.retries.run();
+        self.delays.run();
     }
 }

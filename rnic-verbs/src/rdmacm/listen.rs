@@ -11,6 +11,8 @@ use super::connect::{adopt_qp, wanted};
 use super::events::{self, completed};
 use super::id::{self, CmIdBody, cm_id, show_addresses};
 use super::qp;
+use super::rc::{REJECT_DATA, check_private_data};
+use super::service::Service;
 use super::state::{ConnectParams, IdBody, Phase};
 use crate::c::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id, rdma_conn_param};
 use crate::errno::{self, Errno};
@@ -49,6 +51,9 @@ impl IdBody {
 
     /// Accepts the connection request (`rdma_accept(3)`).
     pub(crate) fn accept(self: &Arc<Self>, wanted: &ConnectParams) -> Result<(), Errno> {
+        if self.is_rc() {
+            return self.accept_rc(wanted);
+        }
         let (request, qp) = {
             let mut state = self.state.lock();
             state.expect(&[Phase::Undecided])?;
@@ -93,7 +98,7 @@ impl IdBody {
     }
 
     /// Releases the listener, which the request no longer needs.
-    fn decided(&self, answered: Result<(), rnic_client::Error>) -> Result<(), Errno> {
+    pub(super) fn decided(&self, answered: Result<(), rnic_client::Error>) -> Result<(), Errno> {
         let listener = self.state.lock().listener.take();
         drop(listener);
         answered.map_err(|error| match Errno::from(error) {
@@ -105,10 +110,15 @@ impl IdBody {
 
     /// Checks the parameters first, so that a request whose parameters are refused stays undecided.
     fn check(&self, wanted: &ConnectParams) -> Result<(), Errno> {
-        let has = &self.device.attributes;
         if self.is_ud() {
             return self.check_answer(&wanted.private_data);
         }
+        self.check_reads(wanted)
+    }
+
+    /// Checks the numbers of Reads against the maxima of the device.
+    pub(super) fn check_reads(&self, wanted: &ConnectParams) -> Result<(), Errno> {
+        let has = &self.device.attributes;
         for (name, wanted, most) in [
             ("responder_resources", wanted.inbound, has.max_ird),
             ("initiator_depth", wanted.outbound, has.max_ord),
@@ -120,12 +130,14 @@ impl IdBody {
         Ok(())
     }
 
+    /// Checks the private data of a rejection, or of any reply to a UD lookup.
     fn check_answer(&self, private_data: &[u8]) -> Result<(), Errno> {
-        let length = private_data.len();
-        if self.is_ud() && length > MAX_ANSWER_DATA {
-            return Err(invalid!("private_data_len {length} is above {MAX_ANSWER_DATA}"));
+        match self.service {
+            // The daemon checks them.
+            Service::Iwarp => Ok(()),
+            Service::Rc(_) => check_private_data(private_data, REJECT_DATA),
+            Service::Ud => check_private_data(private_data, MAX_ANSWER_DATA),
         }
-        Ok(())
     }
 
     /// Rejects the connection request (`rdma_reject(3)`).

@@ -4,13 +4,17 @@
 //! An id is an `IdBody`. Its events wait on its `EventChannel`. They change the C structure when
 //! the program fetches them, so the event thread never writes memory that the program reads.
 //!
-//! Ids of `RDMA_PS_UDP` belong to the RoCE device, which has UD QPs. They make no connections:
-//! `rdma_connect(3)` looks up the QP that serves the peer's port.
+//! The [`Service`](service::Service) of an id is its device and port space. Ids of `RDMA_PS_TCP`
+//! belong to the iWARP device if the program sees it. Otherwise, as ids of `RDMA_PS_IB` always do,
+//! they connect RC or UC QPs of the RoCE device ([`rc`]). Ids of `RDMA_PS_UDP` belong to the RoCE
+//! device, which has UD QPs. They make no connections: `rdma_connect(3)` looks up the QP that
+//! serves the peer's port.
 
 mod ack;
 pub(crate) mod addrinfo;
 pub(crate) mod channel;
 pub(crate) mod connect;
+mod delays;
 pub(crate) mod devices;
 pub(crate) mod endpoint;
 pub(crate) mod events;
@@ -21,8 +25,9 @@ mod lookup;
 pub(crate) mod option;
 mod port;
 pub(crate) mod qp;
+mod rc;
 pub(crate) mod resolve;
-mod retry;
+mod service;
 pub(crate) mod srq;
 mod state;
 mod transitions;

@@ -25,7 +25,8 @@ fn set(
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if found.id.is_ud() => {
             Err(invalid!("a UD QP has no acknowledgement timeout"))
         }
-        // The host's TCP settings determine the timeout. `ibv_query_qp(3)` reports this value.
+        // On the iWARP device the host's TCP settings determine the timeout, and `ibv_query_qp(3)`
+        // reports this value.
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
             found.id.set_ack_timeout(byte());
             Ok(())

@@ -2,12 +2,17 @@
 //!
 //! A socket of the program holds the port. It does not listen and has `SO_REUSEADDR`, so the daemon
 //! can connect from the port.
+//!
+//! The ports of the RoCE device are not those of the kernel. There, a UDP socket merely makes the
+//! port unique among the programs of the host that reserve one.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
+
+use crate::verbs::device::DeviceKind;
 
 /// A reserved port, which the kernel assigns to no other program.
 pub(super) struct ReservedPort {
@@ -16,10 +21,13 @@ pub(super) struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Reserves a free TCP port (UDP for `datagrams`) in the address family of `peer`.
-    pub(super) fn reserve(peer: SocketAddr, datagrams: bool) -> std::io::Result<ReservedPort> {
+    /// Reserves a free port for an id of this device, in the address family of `peer`.
+    pub(super) fn reserve(peer: SocketAddr, device: DeviceKind) -> std::io::Result<ReservedPort> {
         let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let kind = if datagrams { SocketType::DGRAM } else { SocketType::STREAM };
+        let kind = match device {
+            DeviceKind::Iwarp => SocketType::STREAM,
+            DeviceKind::Roce => SocketType::DGRAM,
+        };
         let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &any(peer, 0))?;
         // Set after bind, otherwise the kernel may choose a port of another socket with the option.

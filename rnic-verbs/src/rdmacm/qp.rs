@@ -5,6 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::id::{CmIdBody, cm_id, of_device};
+use super::service::Service;
 use super::state::IdBody;
 use crate::c::*;
 use crate::errno::{self, Errno};
@@ -51,9 +52,7 @@ fn create_with(
     make: impl FnOnce(*mut ibv_pd) -> Result<*mut ibv_qp, Errno>,
 ) -> Result<(), Errno> {
     let kind = get!(w.qp_type);
-    if cm_id(id)?.id.is_ud() && kind != IBV_QPT_UD {
-        return Err(invalid!("qp_type {kind}: ids of RDMA_PS_UDP have UD QPs"));
-    }
+    cm_id(id)?.id.service.check_qp_type(kind)?;
     let id = of_device(id)?;
     let send_cq = get!(w.send_cq);
     let recv_cq = get!(w.recv_cq);
@@ -83,9 +82,9 @@ fn prepare(
     let pd = match (pd.is_null(), get!(id.pd).is_null()) {
         (false, _) => pd,
         (true, false) => get!(id.pd),
-        (true, true) => default_pd(&id.id.device, id.id.kind)?,
+        (true, true) => default_pd(&id.id.device, id.id.device_kind())?,
     };
-    let context = default_context(&id.id.device, id.id.kind)?;
+    let context = default_context(&id.id.device, id.id.device_kind())?;
     let found = live::<Arc<PdBody>>(pd)?;
     check_same(Kind::Pd, get!(found.context), context)?;
     let cap = get!(w.cap);
@@ -140,13 +139,17 @@ fn destroy_cqs(id: Live<CmIdBody>) {
 
 fn set_qp(id: Live<CmIdBody>, pd: *mut ibv_pd, made: *mut ibv_qp) -> Result<(), Errno> {
     let body = qp(made)?;
-    if id.id.is_ud() {
-        to_rts(body).inspect_err(|_| {
-            errno::nothing(verbs_qp::destroy(made));
-            destroy_cqs(id);
-        })?;
-    } else {
-        // As after the transition to INIT of a QP that is created without an id.
+    let moved = match id.id.service {
+        Service::Iwarp => Ok(()),
+        Service::Rc(_) => id.id.move_qp(&body, IBV_QPS_INIT),
+        Service::Ud => to_rts(body),
+    };
+    moved.inspect_err(|_| {
+        errno::nothing(verbs_qp::destroy(made));
+        destroy_cqs(id);
+    })?;
+    if !id.id.is_ud() {
+        // An iWARP QP is in INIT when it is created.
         set!(body.qp_base.state = IBV_QPS_INIT);
     }
     set!(id.pd = pd);
@@ -192,10 +195,13 @@ fn init_attributes(
     let to_mask = mask.required("qp_attr_mask")?;
     let mut filled: ibv_qp_attr = zeroed();
     filled.qp_state = get!(attr.qp_state);
-    let mask = if found.id.is_ud() {
-        ud_attributes(&mut filled)
-    } else {
-        connection_attributes(&mut filled, &found.id)
+    let mask = match found.id.service {
+        Service::Iwarp => connection_attributes(&mut filled, &found.id),
+        Service::Rc(_) => {
+            let is_uc = get!(found.qp_type) == IBV_QPT_UC;
+            found.id.rc_attributes(&mut filled, is_uc)
+        }
+        Service::Ud => ud_attributes(&mut filled),
     };
     // SAFETY: every program's structure has the fields before `rate_limit`.
     unsafe { attr.write_prefix(&filled, verbs_qp::OLDEST_QP_ATTR) };
@@ -231,7 +237,7 @@ fn ud_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     }
 }
 
-fn no_transition(state: ibv_qp_state) -> Errno {
+pub(super) fn no_transition(state: ibv_qp_state) -> Errno {
     invalid!("qp_state {state}: rdma_init_qp_attr supports INIT, RTR and RTS")
 }
 

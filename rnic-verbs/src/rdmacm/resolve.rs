@@ -9,6 +9,7 @@ use rnic_client::{BindOptions, Listener};
 use super::events::completed;
 use super::id::{cm_id, show_addresses};
 use super::port::ReservedPort;
+use super::service::Service;
 use super::state::{IdBody, Phase};
 use crate::c::{self, rdma_cm_id};
 use crate::errno::Errno;
@@ -30,10 +31,9 @@ impl IdBody {
             ));
         }
         let ids = self.ids();
-        let listener = self
-            .claim(address, state.family_only)
-            .map(Arc::new)
-            .or_else(|error| ids.reusable(self.kind, state.reuses_address, address).ok_or(error));
+        let listener = self.claim(address, state.family_only).map(Arc::new).or_else(|error| {
+            ids.reusable(self.service, state.reuses_address, address).ok_or(error)
+        });
         let listener = listener.map_err(|error| {
             let errno = Errno::from(error);
             // As in the kernel, binding a wildcard address fails with EADDRNOTAVAIL if another
@@ -46,7 +46,7 @@ impl IdBody {
             }
         })?;
         if state.reuses_address {
-            ids.allow_reuse(self.kind, true, &listener);
+            ids.allow_reuse(self.service, true, &listener);
         }
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
@@ -59,10 +59,10 @@ impl IdBody {
     fn claim(&self, address: SocketAddr, v6_only: bool) -> Result<Listener, rnic_client::Error> {
         let context = &self.device.context;
         let options = BindOptions { v6_only };
-        if self.is_ud() {
-            context.bind_datagrams(address, options)
-        } else {
-            context.bind_with(address, options)
+        match self.service {
+            Service::Iwarp => context.bind_with(address, options),
+            Service::Rc(space) => context.bind_rc(space, address, options),
+            Service::Ud => context.bind_datagrams(address, options),
         }
     }
 
@@ -103,7 +103,7 @@ impl IdBody {
         };
         let bound = Arc::new(bound);
         if state.reuses_address {
-            self.ids().allow_reuse(self.kind, true, &bound);
+            self.ids().allow_reuse(self.service, true, &bound);
         }
         state.listener = Some(bound);
         refused.map_or(Ok(()), |error| Err(error.into()))
@@ -140,7 +140,7 @@ impl IdBody {
             })?;
             let bound = state.source.map_or(0, |source| source.port());
             if bound == 0 {
-                match ReservedPort::reserve(peer, self.is_ud()) {
+                match ReservedPort::reserve(peer, self.device_kind()) {
                     Ok(port) => state.port = Some(port),
                     // The daemon then chooses a port when it connects.
                     Err(error) => log::debug(|| format!("no source port reserved: {error}")),

@@ -6,9 +6,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rnic_client::{AddressPair, ConnectionRequest, DatagramAddress, Listener, Qp, QpId};
+use rnic_client::{AddressPair, ConnectionRequest, DatagramAddress, Listener, Qp, QpId, RcPeer};
 
 use super::port::ReservedPort;
+use super::rc::{RcConnection, Reads};
+use super::service::Service;
 use crate::c;
 use crate::errno::Errno;
 use crate::event_queue::EventQueue;
@@ -20,8 +22,8 @@ use crate::verbs::qp::{QpBody, find};
 /// An id: one end of a connection, or a listener.
 pub(crate) struct IdBody {
     pub(super) device: Arc<Device>,
-    /// Device of the id: iWARP for `RDMA_PS_TCP`, RoCE for `RDMA_PS_UDP`.
-    pub(super) kind: DeviceKind,
+    /// Device and port space of the id.
+    pub(super) service: Service,
     head: OnceLock<Foreign<c::rdma_cm_id>>,
     /// The channel of its events; `None` once the id is destroyed.
     pub(super) channel: Mutex<Option<Arc<EventChannel>>>,
@@ -81,6 +83,8 @@ pub(super) struct State {
     /// Data that precedes the private data of the connection request (`ai_connect` of
     /// `rdma_create_ep(3)`).
     pub(super) connect_data: Vec<u8>,
+    /// Parameters of a connection of RC or UC QPs.
+    pub(super) rc: RcConnection,
     /// The connection attempt, for retries.
     pub(super) attempt: Option<Attempt>,
     /// `rdma_disconnect(3)` was called while connecting: the connection ends as soon as it is
@@ -90,18 +94,19 @@ pub(super) struct State {
     pub(super) family_only: bool,
     /// Shares its address with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).
     pub(super) reuses_address: bool,
-    /// Timeout reported by `ibv_query_qp(3)` for the queue pair of the id.
-    ack_timeout: Option<u8>,
+    /// Acknowledgement timeout of the QP of the id. `ibv_query_qp(3)` reports it for an iWARP QP,
+    /// which does not use it.
+    pub(super) ack_timeout: Option<u8>,
 }
 
 impl IdBody {
     /// Creates an id with this event channel.
     pub(crate) fn create(
         device: Arc<Device>,
-        kind: DeviceKind,
+        service: Service,
         channel: Arc<EventChannel>,
     ) -> Arc<IdBody> {
-        Self::make(device, kind, channel, None, None)
+        Self::make(device, service, channel, None, None)
     }
 
     /// Creates the id of a connection request.
@@ -112,29 +117,33 @@ impl IdBody {
     ) -> Arc<IdBody> {
         let device = listener.device.clone();
         let bound = listener.state.lock().listener.clone();
-        Self::make(device, listener.kind, channel, bound, Some(request))
+        Self::make(device, listener.service, channel, bound, Some(request))
     }
 
     fn make(
         device: Arc<Device>,
-        kind: DeviceKind,
+        service: Service,
         channel: Arc<EventChannel>,
         listener: Option<Arc<Listener>>,
         request: Option<ConnectionRequest>,
     ) -> Arc<IdBody> {
         let addresses = request.as_ref().map(ConnectionRequest::addresses);
+        let peer = request.as_ref().and_then(ConnectionRequest::rc_peer);
         let state = State {
             phase: if request.is_some() { Phase::Undecided } else { Phase::Idle },
             source: addresses.map(|a| a.local),
             peer: addresses.map(|a| a.peer),
             listener,
             passive: request.is_some(),
+            rc: peer.map_or_else(RcConnection::default, |peer| {
+                RcConnection::of_request(peer, Reads::most(&device.attributes))
+            }),
             request,
             ..State::default()
         };
         Arc::new(IdBody {
             device,
-            kind,
+            service,
             head: OnceLock::new(),
             channel: Mutex::new(Some(channel)),
             unacknowledged: Unacknowledged::default(),
@@ -149,7 +158,17 @@ impl IdBody {
 
     /// Returns true for an id of `RDMA_PS_UDP`, which makes no connections.
     pub(crate) fn is_ud(&self) -> bool {
-        self.kind == DeviceKind::Roce
+        self.service == Service::Ud
+    }
+
+    /// Returns true for an id that connects RC or UC QPs of the RoCE device.
+    pub(crate) fn is_rc(&self) -> bool {
+        matches!(self.service, Service::Rc(_))
+    }
+
+    /// Returns the device of the id.
+    pub(crate) fn device_kind(&self) -> DeviceKind {
+        self.service.device()
     }
 
     pub(crate) fn set_head(&self, head: Foreign<c::rdma_cm_id>) {
@@ -185,6 +204,9 @@ impl IdBody {
             state.own_qp = Some(qp.id());
             (state.ack_timeout, state.passive)
         };
+        if self.service != Service::Iwarp {
+            return;
+        }
         if is_asked {
             // Some servers post their first Sends before they accept.
             qp.allow_sends();
@@ -194,13 +216,13 @@ impl IdBody {
         }
     }
 
-    /// Sets the acknowledgement timeout that its queue pair reports
-    /// (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    /// Sets the acknowledgement timeout of its QP (`RDMA_OPTION_ID_ACK_TIMEOUT`). An RC QP gets it
+    /// with the transition to RTS; an iWARP QP reports it.
     pub(crate) fn set_ack_timeout(&self, timeout: u8) {
         let own_qp = {
             let mut state = self.state.lock();
             state.ack_timeout = Some(timeout);
-            state.own_qp
+            state.own_qp.filter(|_| self.service == Service::Iwarp)
         };
         if let Some(qp) = own_qp.and_then(|qp| self.find_qp(qp)) {
             qp.states.lock().timeout = timeout;
@@ -338,7 +360,8 @@ pub(crate) struct CmEvent {
     /// The id of the event, or the listener of a connection request.
     pub(crate) id: Arc<IdBody>,
     pub(crate) kind: c::rdma_cm_event_type,
-    /// 0, a negative `errno(3)` number, or the positive SIDR status of a failed UD lookup.
+    /// 0, a negative `errno(3)` number, or a positive number of the peer: the SIDR status of a
+    /// failed UD lookup, or the reason for which it rejects the connection of an RC or UC QP.
     pub(crate) status: i32,
     pub(crate) connection: Option<Parameters>,
     /// The addresses of both ends, if known.
@@ -359,6 +382,8 @@ pub(crate) struct Parameters {
     pub(crate) qp: Option<QpId>,
     /// Destination of datagrams, for an id of `RDMA_PS_UDP`.
     pub(crate) address: Option<DatagramAddress>,
+    /// The peer's parameters, for a connection of an RC or UC QP.
+    pub(crate) rc_peer: Option<RcPeer>,
 }
 
 impl CmEvent {
@@ -368,7 +393,7 @@ impl CmEvent {
 }
 
 /// Parameters of a connection, given by the program (`struct rdma_conn_param`).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct ConnectParams {
     pub(crate) private_data: Vec<u8>,
     /// Maximum number of outstanding Reads from the peer; `None` for the device's maximum.
@@ -377,6 +402,27 @@ pub(crate) struct ConnectParams {
     pub(crate) outbound: Option<u16>,
     /// A QP that the program created without the id. Used if the id has none.
     pub(crate) qp: Option<QpId>,
+    /// Retries after an ACK timeout. Only for RC QPs, like the following parameters.
+    pub(crate) retry_count: u8,
+    /// Retries of the peer after an RNR NAK.
+    pub(crate) rnr_retry: u8,
+    /// `qp` has an SRQ.
+    pub(crate) srq: bool,
+}
+
+/// Parameters without a `struct rdma_conn_param`. The retries are those of librdmacm.
+impl Default for ConnectParams {
+    fn default() -> Self {
+        ConnectParams {
+            private_data: Vec::new(),
+            inbound: None,
+            outbound: None,
+            qp: None,
+            retry_count: 7,
+            rnr_retry: 7,
+            srq: false,
+        }
+    }
 }
 
 /// Time after which a refusal is reported.

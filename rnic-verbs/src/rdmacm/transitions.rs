@@ -5,7 +5,9 @@ use std::sync::Arc;
 use rnic_client::{AddressPair, ConnectionRequest, QpId};
 
 use super::connect::DISCONNECT_GRACE;
-use super::state::{Attempt, CmEvent, EventChannel, IdBody, Parameters, Phase};
+use super::delays::Action;
+use super::service::Service;
+use super::state::{CmEvent, EventChannel, IdBody, Parameters, Phase};
 use crate::{c, log};
 
 impl IdBody {
@@ -51,7 +53,7 @@ impl IdBody {
             let listener = state.listener.take();
             if let Some(listener) = listener.as_ref().filter(|_| listens) {
                 self.ids().forget_listener(listener.id());
-                self.ids().allow_reuse(self.kind, false, listener);
+                self.ids().allow_reuse(self.service, false, listener);
             }
             (listener, state.request.take(), qp.filter(|_| connected), state.lookup.take())
         };
@@ -89,6 +91,7 @@ impl IdBody {
             // The peer's outbound Reads are inbound here, and vice versa.
             inbound: request.peer_ord().unwrap_or(0),
             outbound: request.peer_ird().unwrap_or(0),
+            rc_peer: request.rc_peer().copied(),
             ..Parameters::default()
         });
         arrived.request = Some(request);
@@ -111,7 +114,8 @@ impl IdBody {
                 (None, false) => c::RDMA_CM_EVENT_CONNECT_RESPONSE,
                 _ => c::RDMA_CM_EVENT_ESTABLISHED,
             };
-            (kind, state.own_qp.is_some(), state.ends_at_once)
+            let own = state.own_qp.is_some() && self.service == Service::Iwarp;
+            (kind, own, state.ends_at_once)
         };
         // The program itself moves a QP that it created without the id.
         if own && let Some(qp) = connection.qp.and_then(|qp| self.find_qp(qp)) {
@@ -166,16 +170,11 @@ impl IdBody {
 
     /// Handles a failed connection attempt.
     pub(super) fn unreachable(self: &Arc<Self>, errno: i32, reason: &str) {
-        let passive = {
-            let state = self.state.lock();
-            if errno == libc::ECONNREFUSED
-                && state.phase == Phase::Connecting
-                && state.attempt.as_ref().is_some_and(Attempt::can_retry)
-            {
-                return self.ids().retries.add(self);
-            }
-            state.passive
-        };
+        // The peer of an RC or UC QP refuses with a rejection.
+        if errno == libc::ECONNREFUSED && !self.is_rc() && self.can_retry() {
+            return self.ids().delays.add(self, Action::ConnectAgain);
+        }
+        let passive = self.state.lock().passive;
         log::debug(|| format!("no connection: {reason}"));
         if !self.attempt_ended() {
             return;
@@ -185,7 +184,8 @@ impl IdBody {
             return self.push(c::RDMA_CM_EVENT_UNREACHABLE, status);
         }
         let kind = match errno {
-            _ if passive => c::RDMA_CM_EVENT_CONNECT_ERROR,
+            // As in the kernel: if the peer never confirms, only an iWARP id has a CONNECT_ERROR.
+            _ if passive && !self.is_rc() => c::RDMA_CM_EVENT_CONNECT_ERROR,
             libc::ECONNREFUSED | libc::ECONNRESET => c::RDMA_CM_EVENT_REJECTED,
             libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH => {
                 c::RDMA_CM_EVENT_UNREACHABLE
@@ -198,6 +198,9 @@ impl IdBody {
     /// Handles a graceful close by the peer: closes this end too, which ends the connection. A
     /// program that has not yet posted receives for the last messages rarely does so later.
     pub(super) fn peer_closed(&self) {
+        if self.is_rc() {
+            return;
+        }
         let qp = self.state.lock().qp;
         if let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) {
             // Fails if the connection has already ended.
@@ -215,7 +218,12 @@ impl IdBody {
         if let Some(qp) = qp {
             self.ids().release_qp(qp, self);
         }
-        if let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) {
+        if self.is_rc() {
+            // The program moves its QP to ERR with `rdma_disconnect(3)`.
+            if was == Phase::Connected {
+                self.ids().delays.add(self, Action::EndTimewait);
+            }
+        } else if let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) {
             qp.states.lock().disconnected();
         }
         self.ended(was);
@@ -233,7 +241,12 @@ impl IdBody {
     /// Handles a fatal error of the queue pair.
     pub(super) fn fatal(self: &Arc<Self>, reason: &str) {
         log::debug(|| format!("fatal error of the queue pair: {reason}"));
-        if self.state.lock().phase == Phase::Connecting && self.attempt_ended() {
+        if self.is_rc() {
+            let qp = self.state.lock().qp;
+            if let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) {
+                self.connect_error(&qp, libc::EIO);
+            }
+        } else if self.state.lock().phase == Phase::Connecting && self.attempt_ended() {
             self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::EIO);
         }
     }
@@ -262,7 +275,9 @@ impl IdBody {
         }
         // The daemon must not be called under the lock.
         drop(state);
-        if let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) {
+        if self.service == Service::Iwarp
+            && let Some(qp) = qp.and_then(|qp| self.find_qp(qp))
+        {
             qp.connect_failed(own_qp == Some(qp.id()));
         }
         true

@@ -188,13 +188,7 @@ impl ContextBody {
     fn mtu(&self) -> c::ibv_mtu {
         let gids = self.gids();
         let bytes = gids.iter().filter(|row| !row.gid.is_zero()).map(GidRow::path_mtu).min();
-        bytes.map_or(net::IWARP_MTU, |bytes| match bytes {
-            4096.. => c::IBV_MTU_4096,
-            2048.. => c::IBV_MTU_2048,
-            1024.. => c::IBV_MTU_1024,
-            512.. => c::IBV_MTU_512,
-            _ => c::IBV_MTU_256,
-        })
+        bytes.map_or(net::IWARP_MTU, mtu_code)
     }
 
     /// Returns an entry of the GID table.
@@ -254,6 +248,17 @@ const CM_SUPPORTED: u32 = 1 << 16;
 const IP_BASED_GIDS: u32 = 1 << 26;
 /// `IBV_QPF_GRH_REQUIRED`.
 const GRH_REQUIRED: u8 = 1;
+
+/// Returns the code of an MTU in bytes, rounded down.
+pub(crate) fn mtu_code(bytes: u32) -> c::ibv_mtu {
+    match bytes {
+        4096.. => c::IBV_MTU_4096,
+        2048.. => c::IBV_MTU_2048,
+        1024.. => c::IBV_MTU_1024,
+        512.. => c::IBV_MTU_512,
+        _ => c::IBV_MTU_256,
+    }
+}
 
 /// Converts a limit to `int`; saturates.
 fn int(n: u32) -> i32 {

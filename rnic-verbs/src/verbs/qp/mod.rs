@@ -61,7 +61,8 @@ pub(crate) struct QpBody {
     /// Attributes and state of a QP of the RoCE device.
     roce: Option<Mutex<RoceStates>>,
     /// The program has requested an event for when the send queue has drained. Not part of `roce`:
-    /// threads hold that lock while they wait for the daemon, so the event thread must not take it.
+    /// threads hold that lock while they wait for the daemon, and the event thread would have to
+    /// wait for them.
     notify_when_drained: AtomicBool,
     /// The QP is in SQD and earlier requests are still in progress. Not part of `roce`, for the
     /// same reason.
@@ -233,6 +234,16 @@ impl QpBody {
     /// Returns the PD of a UD QP, and `None` for other types.
     pub(crate) fn ud_pd(&self) -> Option<PdId> {
         self.is_ud.then_some(self.domain)
+    }
+
+    /// Returns true for a UC QP.
+    pub(crate) fn is_uc(&self) -> bool {
+        self.is_uc
+    }
+
+    /// Returns true if the QP has an SRQ.
+    pub(crate) fn has_srq(&self) -> bool {
+        self.srq.is_some()
     }
 
     /// Returns true for a QP of the RoCE device.

@@ -1,0 +1,624 @@
+//! Connections of RC and UC QPs (`RDMA_PS_TCP` and `RDMA_PS_IB` on the RoCE device).
+//!
+//! The daemon exchanges the messages of the connection manager and does not change the QP. The
+//! library moves the QP of an id, as librdmacm does: to INIT when `rdma_create_qp(3)` creates it,
+//! and to RTR and RTS after the peer's reply, or before the id accepts. A program that created its
+//! QP without the id moves the QP itself, with the attributes of `rdma_init_qp_attr(3)`.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use rnic_client::{AddressPair, DeviceAttributes, Gid, GidRow, QpId, RcOffer, RcPeer};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::connect::no_qp;
+use super::delays::Action;
+use super::qp::no_transition;
+use super::state::{Attempt, CmEvent, ConnectParams, IdBody, Parameters, Phase, State};
+use crate::c::*;
+use crate::errno::Errno;
+use crate::ffi::handles::zeroed;
+use crate::log;
+use crate::verbs::ah::attributes_to;
+use crate::verbs::context::mtu_code;
+use crate::verbs::device::PORT;
+use crate::verbs::qp::QpBody;
+
+/// Parameters of the connection of an id, from which its QP gets its attributes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RcConnection {
+    /// PSN of this end, 24 bits, chosen at its first use. As in the kernel, the peer's first packet
+    /// has the PSN that this end offers, and this end's first packet the PSN that the peer offers.
+    psn: Option<u32>,
+    /// Outstanding Reads and atomic operations, once either end has requested a connection.
+    reads: Option<Reads>,
+    /// This end's parameters, once it has requested a connection.
+    offer: Option<RcOffer>,
+    /// The peer's parameters, once known.
+    peer: Option<RcPeer>,
+}
+
+/// Numbers of outstanding Reads and atomic operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reads {
+    /// From the peer (`responder_resources`).
+    inbound: u8,
+    /// To the peer (`initiator_depth`).
+    outbound: u8,
+}
+
+impl Reads {
+    /// Returns the maxima of the device.
+    pub(super) fn most(of: &DeviceAttributes) -> Self {
+        Reads { inbound: saturate(of.max_ird), outbound: saturate(of.max_ord) }
+    }
+
+    /// Returns the numbers that the peer's parameters require, at most `most`.
+    fn of_peer(peer: &RcPeer, most: Reads) -> Self {
+        Reads {
+            inbound: peer.initiator_depth.min(most.inbound),
+            outbound: peer.responder_resources.min(most.outbound),
+        }
+    }
+
+    /// Returns the numbers that the program has given, and these for the others.
+    fn unless(self, wanted: &ConnectParams) -> Self {
+        Reads {
+            inbound: wanted.inbound.map_or(self.inbound, saturate),
+            outbound: wanted.outbound.map_or(self.outbound, saturate),
+        }
+    }
+}
+
+impl RcConnection {
+    /// Returns the state of an id that was created by the request of this peer.
+    pub(super) fn of_request(peer: &RcPeer, most: Reads) -> Self {
+        let reads = Some(Reads::of_peer(peer, most));
+        RcConnection { reads, peer: Some(*peer), ..Self::default() }
+    }
+
+    /// Returns this end's parameters, once it has requested a connection.
+    pub(super) fn offer(&self) -> Option<RcOffer> {
+        self.offer
+    }
+
+    /// Handles the peer's reply.
+    fn replied(&mut self, peer: RcPeer, most: Reads) {
+        self.reads = Some(Reads::of_peer(&peer, most));
+        self.peer = Some(peer);
+    }
+
+    /// Returns the PSN of this end.
+    fn psn(&mut self) -> Result<u32, Errno> {
+        if let Some(psn) = self.psn {
+            return Ok(psn);
+        }
+        let mut bytes = [0; 4];
+        // `getrandom` returns up to 256 bytes in full.
+        rustix::io::retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
+        Ok(*self.psn.insert(u32::from_ne_bytes(bytes) & LOW_24))
+    }
+
+    /// Fills in the attributes for the transition to `to.qp_state`, with the kernel's values.
+    /// Returns their mask.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for other states than INIT, RTR and RTS, and for the latter two before the peer's
+    /// parameters are known.
+    fn attributes(
+        &mut self,
+        to: &mut ibv_qp_attr,
+        is_uc: bool,
+        ack_timeout: Option<u8>,
+    ) -> Result<c_int, Errno> {
+        let reads = self.reads.unwrap_or_default();
+        match to.qp_state {
+            IBV_QPS_INIT => {
+                to.port_num = PORT;
+                to.qp_access_flags = match self.reads {
+                    None => 0,
+                    Some(Reads { inbound: 0, .. }) => IBV_ACCESS_REMOTE_WRITE,
+                    Some(_) => {
+                        IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC
+                    }
+                };
+                Ok(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT)
+            }
+            IBV_QPS_RTR => {
+                let peer = self.peer()?;
+                to.ah_attr = attributes_to(peer.source, peer.gid)?;
+                to.ah_attr.grh.hop_limit = HOP_LIMIT;
+                to.path_mtu = mtu_code(peer.path_mtu.into());
+                to.dest_qp_num = peer.qp.0;
+                to.rq_psn = self.psn()?;
+                let mask =
+                    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+                if is_uc {
+                    return Ok(mask);
+                }
+                to.max_dest_rd_atomic = reads.inbound;
+                // 655 ms, the longest time.
+                to.min_rnr_timer = 0;
+                Ok(mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
+            }
+            IBV_QPS_RTS => {
+                let peer = self.peer()?;
+                to.sq_psn = peer.psn;
+                if is_uc {
+                    return Ok(IBV_QP_STATE | IBV_QP_SQ_PSN);
+                }
+                let of_path = match peer.ack_timeout {
+                    0 => PACKET_LIFE_TIME + 1,
+                    timeout => timeout,
+                };
+                to.timeout = ack_timeout.unwrap_or(of_path);
+                to.retry_cnt = peer.retry_count;
+                to.rnr_retry = peer.rnr_retry;
+                to.max_rd_atomic = reads.outbound;
+                Ok(IBV_QP_STATE
+                    | IBV_QP_SQ_PSN
+                    | IBV_QP_TIMEOUT
+                    | IBV_QP_RETRY_CNT
+                    | IBV_QP_RNR_RETRY
+                    | IBV_QP_MAX_QP_RD_ATOMIC)
+            }
+            state => Err(no_transition(state)),
+        }
+    }
+
+    fn peer(&self) -> Result<RcPeer, Errno> {
+        self.peer.ok_or_else(|| invalid!("the parameters of the peer are not known yet"))
+    }
+}
+
+impl IdBody {
+    /// Fills in the attributes for the transition of the id's QP to `to.qp_state`. Returns their
+    /// mask. `is_uc` is the type of a QP that the id does not know.
+    pub(super) fn rc_attributes(&self, to: &mut ibv_qp_attr, is_uc: bool) -> Result<c_int, Errno> {
+        let mut state = self.state.lock();
+        let known = state.own_qp.or(state.qp).and_then(|qp| self.find_qp(qp));
+        let is_uc = known.map_or(is_uc, |qp| qp.is_uc());
+        let ack_timeout = state.ack_timeout;
+        state.rc.attributes(to, is_uc, ack_timeout)
+    }
+
+    /// Moves the QP of the id to `qp_state`.
+    pub(super) fn move_qp(&self, qp: &QpBody, qp_state: ibv_qp_state) -> Result<(), Errno> {
+        let mut attributes: ibv_qp_attr = zeroed();
+        attributes.qp_state = qp_state;
+        let mask = self.rc_attributes(&mut attributes, qp.is_uc())?;
+        qp.modify(&attributes, mask)
+    }
+
+    /// Moves the QP of the id to RTS. The first step repeats INIT, because the rights of the peer
+    /// depend on its parameters.
+    fn move_to_rts(&self, qp: &QpBody) -> Result<(), Errno> {
+        [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]
+            .into_iter()
+            .try_for_each(|state| self.move_qp(qp, state))
+    }
+
+    /// Moves the QP that was created for the id to ERR. Does nothing if there is none.
+    pub(super) fn own_qp_to_error(&self) -> Result<(), Errno> {
+        let own = self.state.lock().own_qp;
+        let Some(qp) = own.and_then(|qp| self.find_qp(qp)) else { return Ok(()) };
+        let mut attributes: ibv_qp_attr = zeroed();
+        attributes.qp_state = IBV_QPS_ERR;
+        qp.modify(&attributes, IBV_QP_STATE)
+    }
+
+    /// Returns the path MTU in bytes: that of the connection if it is known, otherwise that of the
+    /// interface with the source address, or the smallest of all interfaces.
+    pub(super) fn path_mtu(&self) -> Result<u16, Errno> {
+        let (source, peer) = {
+            let state = self.state.lock();
+            (state.source, state.rc.peer)
+        };
+        if let Some(peer) = peer {
+            return Ok(peer.path_mtu);
+        }
+        let rows = self.device.gids.rows(&self.device.context)?;
+        let used = || rows.iter().filter(|row| !row.gid.is_zero());
+        let own = source.and_then(|source| {
+            let gid = gid_of(source.ip());
+            used().find(|row| row.gid == gid)
+        });
+        let bytes = own.map(GidRow::path_mtu).or_else(|| used().map(GidRow::path_mtu).min());
+        Ok(bytes.and_then(|bytes| u16::try_from(bytes).ok()).unwrap_or(1024))
+    }
+
+    /// Checks the parameters of a connection request, and sets this end's parameters. Returns the
+    /// QP to connect. Sends nothing.
+    pub(super) fn prepare_request(
+        &self,
+        state: &mut State,
+        wanted: &ConnectParams,
+        path_mtu: u16,
+    ) -> Result<QpId, Errno> {
+        self.check_reads(wanted)?;
+        check_private_data(&wanted.private_data, REQUEST_DATA)?;
+        let qp = self.qp_to_connect(state, wanted)?;
+        let reads = Reads::most(&self.device.attributes).unless(wanted);
+        let srq = if state.own_qp.is_some() { qp.has_srq() } else { wanted.srq };
+        let psn = state.rc.psn()?;
+        let offer = offer(psn, reads, wanted, path_mtu, srq);
+        state.rc =
+            RcConnection { psn: Some(psn), reads: Some(reads), offer: Some(offer), peer: None };
+        Ok(qp.id())
+    }
+
+    /// Handles the peer's reply (REP). Moves the QP of the id to RTS and confirms the connection. A
+    /// program that created its QP without the id does both itself.
+    pub(super) fn replied(
+        self: &Arc<Self>,
+        addresses: AddressPair,
+        peer: RcPeer,
+        private_data: Vec<u8>,
+    ) {
+        let (qp, own) = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Connecting || state.passive {
+                return;
+            }
+            state.port = None;
+            state.attempt = None;
+            state.source = Some(addresses.local);
+            state.peer = Some(addresses.peer);
+            state.rc.replied(peer, Reads::most(&self.device.attributes));
+            (state.qp, state.qp.is_some() && state.own_qp == state.qp)
+        };
+        // The daemon must not be called under the lock.
+        let kind = if own {
+            let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) else { return };
+            if let Err(errno) = self.complete_request(&qp) {
+                errno.log();
+                return self.connect_error(&qp, errno.number());
+            }
+            RDMA_CM_EVENT_ESTABLISHED
+        } else {
+            RDMA_CM_EVENT_CONNECT_RESPONSE
+        };
+        let ends = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Connecting {
+                return;
+            }
+            if own {
+                state.phase = Phase::Connected;
+            }
+            own && state.ends_at_once
+        };
+        let mut arrived = CmEvent::new(self, kind, 0);
+        arrived.addresses = Some(addresses);
+        arrived.connection = Some(Parameters::of_rc_peer(private_data, &peer));
+        self.push_event(arrived);
+        if ends && let Err(errno) = self.disconnect() {
+            errno.log();
+        }
+    }
+
+    /// Moves the QP to RTS and confirms the connection (RTU).
+    fn complete_request(&self, qp: &QpBody) -> Result<(), Errno> {
+        self.move_to_rts(qp)?;
+        Ok(qp.client().establish_rc()?)
+    }
+
+    /// Ends the attempt because the QP could not be connected.
+    pub(super) fn connect_error(self: &Arc<Self>, qp: &QpBody, number: i32) {
+        if !self.attempt_ended() {
+            return;
+        }
+        self.own_qp_to_error().unwrap_or_else(|errno| errno.log());
+        // Fails if the daemon has ended the attempt already.
+        let _ = qp.client().abort();
+        self.push(RDMA_CM_EVENT_CONNECT_ERROR, -number);
+    }
+
+    /// Confirms the connection after the peer's reply (`rdma_establish(3)`). The program has moved
+    /// its QP to RTS. No event follows.
+    pub(super) fn establish_rc(&self) -> Result<(), Errno> {
+        let qp = {
+            let mut state = self.state.lock();
+            state.expect(&[Phase::Connecting])?;
+            if state.passive || state.rc.peer.is_none() {
+                return Err(invalid!("the peer has not replied to the connection request yet"));
+            }
+            let qp = state.qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
+            // Before the call, because the connection may end before the call returns.
+            state.phase = Phase::Connected;
+            qp
+        };
+        let confirmed = qp.client().establish_rc();
+        let ends = {
+            let mut state = self.state.lock();
+            if confirmed.is_err() && state.phase == Phase::Connected {
+                state.phase = Phase::Connecting;
+            }
+            confirmed.is_ok() && state.ends_at_once
+        };
+        confirmed?;
+        if ends { self.disconnect() } else { Ok(()) }
+    }
+
+    /// Accepts the connection request (`rdma_accept(3)`). Moves the QP of the id to RTS first. If
+    /// that fails, the request stays undecided.
+    pub(super) fn accept_rc(self: &Arc<Self>, wanted: &ConnectParams) -> Result<(), Errno> {
+        let (qp, own, offer) = {
+            let mut state = self.state.lock();
+            state.expect(&[Phase::Undecided])?;
+            self.check_reads(wanted)?;
+            check_private_data(&wanted.private_data, REPLY_DATA)?;
+            let qp = self.qp_to_connect(&state, wanted)?;
+            let peer = state.rc.peer()?;
+            let psn = state.rc.psn()?;
+            self.ids().claim_qp(qp.id(), self)?;
+            let most = Reads::most(&self.device.attributes);
+            let reads = Reads::of_peer(&peer, most).unless(wanted);
+            state.rc.reads = Some(reads);
+            let own = state.own_qp == Some(qp.id());
+            let srq = if own { qp.has_srq() } else { wanted.srq };
+            (qp, own, offer(psn, reads, wanted, peer.path_mtu, srq))
+        };
+        // The daemon must not be called under the lock.
+        if own {
+            self.move_to_rts(&qp).inspect_err(|_| self.ids().forget_qp(qp.id(), self))?;
+        }
+        let request = {
+            let mut state = self.state.lock();
+            let request = state.request.take();
+            if request.is_some() {
+                state.qp = Some(qp.id());
+                state.phase = Phase::Connecting;
+            }
+            request
+        };
+        let Some(request) = request else {
+            self.ids().forget_qp(qp.id(), self);
+            return Err(invalid!("the id no longer has a connection request"));
+        };
+        // Called without the lock, because events may arrive before this returns.
+        let accepted = request.accept_rc(qp.client(), &offer, &wanted.private_data);
+        let accepted = accepted.inspect_err(|_| {
+            self.attempt_ended();
+            self.ids().forget_qp(qp.id(), self);
+            self.own_qp_to_error().unwrap_or_else(|errno| errno.log());
+        });
+        self.decided(accepted)
+    }
+
+    /// Handles a rejection (REJ) by the peer's program or connection manager.
+    pub(super) fn rc_rejected(self: &Arc<Self>, reason: u16, private_data: Vec<u8>) {
+        if reason == NO_LISTENER && self.can_retry() {
+            return self.ids().delays.add(self, Action::ConnectAgain);
+        }
+        log::debug(|| format!("the peer rejected the connection for reason {reason}"));
+        if !self.attempt_ended() {
+            return;
+        }
+        self.own_qp_to_error().unwrap_or_else(|errno| errno.log());
+        let mut arrived = CmEvent::new(self, RDMA_CM_EVENT_REJECTED, reason.into());
+        arrived.connection = Some(Parameters { private_data, ..Parameters::default() });
+        self.push_event(arrived);
+    }
+
+    /// Returns true if the id is connecting and it is too early to report a refusal.
+    pub(super) fn can_retry(&self) -> bool {
+        let state = self.state.lock();
+        state.phase == Phase::Connecting && state.attempt.as_ref().is_some_and(Attempt::can_retry)
+    }
+
+    /// Reports that the connection has left the timewait state.
+    pub(super) fn end_timewait(self: &Arc<Self>) {
+        if self.phase() == Phase::Ended {
+            self.push(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+        }
+    }
+}
+
+impl Parameters {
+    /// Returns the parameters of an event with the peer's parameters, as this end sees them: the
+    /// peer's outbound Reads are inbound here, and vice versa.
+    pub(super) fn of_rc_peer(private_data: Vec<u8>, peer: &RcPeer) -> Self {
+        Parameters {
+            private_data,
+            inbound: peer.initiator_depth.into(),
+            outbound: peer.responder_resources.into(),
+            rc_peer: Some(*peer),
+            ..Parameters::default()
+        }
+    }
+}
+
+fn offer(psn: u32, reads: Reads, wanted: &ConnectParams, path_mtu: u16, srq: bool) -> RcOffer {
+    RcOffer {
+        psn,
+        responder_resources: reads.inbound,
+        initiator_depth: reads.outbound,
+        retry_count: wanted.retry_count.min(MAX_RETRIES),
+        rnr_retry: wanted.rnr_retry.min(MAX_RETRIES),
+        path_mtu,
+        srq,
+    }
+}
+
+/// Checks the length of private data.
+///
+/// # Errors
+///
+/// `EINVAL` if the message has no room for them.
+pub(super) fn check_private_data(private_data: &[u8], most: usize) -> Result<(), Errno> {
+    match private_data.len() {
+        length if length > most => Err(invalid!("private_data_len {length} is above {most}")),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the GID of a host address. All IPv4 loopback addresses have the GID of 127.0.0.1.
+pub(super) fn gid_of(ip: IpAddr) -> Gid {
+    match ip {
+        IpAddr::V4(ip) if ip.is_loopback() => IpAddr::from(Ipv4Addr::LOCALHOST).into(),
+        ip => ip.into(),
+    }
+}
+
+fn saturate(n: u16) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
+}
+
+/// The kernel's default hop limit.
+pub(super) const HOP_LIMIT: u8 = 64;
+/// `CMA_IBOE_PACKET_LIFETIME`: the kernel's value for RoCE, 4.096 us times two to this power.
+pub(super) const PACKET_LIFE_TIME: u8 = 16;
+
+/// Maximum private data of a request (REQ), in bytes.
+const REQUEST_DATA: usize = 56;
+/// Maximum private data of a reply (REP), in bytes.
+const REPLY_DATA: usize = 196;
+/// Maximum private data of a rejection (REJ), in bytes.
+pub(super) const REJECT_DATA: usize = 148;
+
+/// Maximum of a field with 3 bits.
+const MAX_RETRIES: u8 = 7;
+const LOW_24: u32 = (1 << 24) - 1;
+
+/// Reason of a rejection: the service ID is invalid (IBTA specification, volume 1, section
+/// 12.6.7.2).
+const NO_LISTENER: u16 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Reads = Reads { inbound: 16, outbound: 8 };
+
+    fn peer() -> RcPeer {
+        RcPeer {
+            source: 3,
+            gid: Gid([7; 16]),
+            qp: QpId(0x1234),
+            psn: 0x65_4321,
+            responder_resources: 5,
+            initiator_depth: 200,
+            retry_count: 6,
+            rnr_retry: 2,
+            ack_timeout: 0,
+            path_mtu: 2048,
+            srq: true,
+        }
+    }
+
+    fn attributes(
+        of: &mut RcConnection,
+        state: ibv_qp_state,
+        is_uc: bool,
+    ) -> Result<(ibv_qp_attr, c_int), i32> {
+        let mut attributes: ibv_qp_attr = zeroed();
+        attributes.qp_state = state;
+        let mask = of.attributes(&mut attributes, is_uc, None).map_err(|errno| errno.number())?;
+        Ok((attributes, mask))
+    }
+
+    #[test]
+    fn access_depends_on_the_requested_reads() {
+        let access = |reads| {
+            let mut connection = RcConnection { reads, ..RcConnection::default() };
+            let (attributes, mask) = attributes(&mut connection, IBV_QPS_INIT, false)?;
+            let expected = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+            assert_eq!(mask, expected);
+            assert_eq!(attributes.port_num, PORT);
+            Ok::<_, i32>(attributes.qp_access_flags)
+        };
+        assert_eq!(access(None), Ok(0));
+        let writes = IBV_ACCESS_REMOTE_WRITE;
+        assert_eq!(access(Some(Reads { inbound: 0, outbound: 1 })), Ok(writes));
+        let all = writes | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+        assert_eq!(access(Some(MOST)), Ok(all));
+    }
+
+    #[test]
+    fn attributes_follow_the_peer() {
+        let mut none = RcConnection::default();
+        for state in [IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD] {
+            assert_eq!(attributes(&mut none, state, false).err(), Some(libc::EINVAL));
+        }
+        let mut connection = RcConnection::of_request(&peer(), MOST);
+        connection.psn = Some(0x12_3456);
+        let (rtr, mask) = attributes(&mut connection, IBV_QPS_RTR, false).expect("RTR");
+        assert_eq!((rtr.rq_psn, rtr.dest_qp_num, rtr.path_mtu), (0x12_3456, 0x1234, IBV_MTU_2048));
+        assert_eq!((rtr.max_dest_rd_atomic, rtr.min_rnr_timer), (MOST.inbound, 0));
+        assert_eq!((rtr.ah_attr.grh.sgid_index, rtr.ah_attr.grh.hop_limit), (3, 64));
+        assert_eq!((rtr.ah_attr.is_global, rtr.ah_attr.port_num), (1, PORT));
+        let of_uc = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+        assert_eq!(mask, of_uc | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+        assert_eq!(attributes(&mut connection, IBV_QPS_RTR, true).map(|found| found.1), Ok(of_uc));
+
+        let (rts, mask) = attributes(&mut connection, IBV_QPS_RTS, false).expect("RTS");
+        assert_eq!((rts.sq_psn, rts.timeout, rts.max_rd_atomic), (0x65_4321, 17, 5));
+        assert_eq!((rts.retry_cnt, rts.rnr_retry), (6, 2));
+        let of_uc = IBV_QP_STATE | IBV_QP_SQ_PSN;
+        let of_rc = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+        assert_eq!(mask, of_uc | of_rc);
+        assert_eq!(attributes(&mut connection, IBV_QPS_RTS, true).map(|found| found.1), Ok(of_uc));
+    }
+
+    #[test]
+    fn ack_timeout_is_the_option_or_the_path() {
+        let timeout = |ack_timeout, option| {
+            let peer = RcPeer { ack_timeout, ..peer() };
+            let mut attributes: ibv_qp_attr = zeroed();
+            attributes.qp_state = IBV_QPS_RTS;
+            RcConnection::of_request(&peer, MOST)
+                .attributes(&mut attributes, false, option)
+                .map(|_| attributes.timeout)
+                .map_err(|errno| errno.number())
+        };
+        assert_eq!(timeout(0, None), Ok(17));
+        assert_eq!(timeout(14, None), Ok(14));
+        assert_eq!(timeout(14, Some(20)), Ok(20));
+    }
+
+    #[test]
+    fn psn_is_chosen_once_and_has_24_bits() {
+        let mut connection = RcConnection::default();
+        let psn = connection.psn();
+        assert!(psn.as_ref().is_ok_and(|psn| *psn <= LOW_24));
+        assert_eq!(connection.psn(), psn);
+    }
+
+    #[test]
+    fn offer_has_given_or_default_parameters() {
+        let offered = |wanted: &ConnectParams| offer(9, MOST.unless(wanted), wanted, 1024, true);
+        let default = offered(&ConnectParams::default());
+        assert_eq!((default.responder_resources, default.initiator_depth), (16, 8));
+        assert_eq!((default.retry_count, default.rnr_retry), (7, 7));
+        assert_eq!((default.psn, default.path_mtu, default.srq), (9, 1024, true));
+        let given = offered(&ConnectParams {
+            inbound: Some(0),
+            outbound: Some(2),
+            retry_count: 9,
+            rnr_retry: 3,
+            ..ConnectParams::default()
+        });
+        assert_eq!((given.responder_resources, given.initiator_depth), (0, 2));
+        assert_eq!((given.retry_count, given.rnr_retry), (7, 3));
+    }
+
+    #[test]
+    fn private_data_have_a_maximum() {
+        for most in [REQUEST_DATA, REPLY_DATA, REJECT_DATA] {
+            assert_eq!(check_private_data(&vec![0; most], most), Ok(()));
+            let longer = check_private_data(&vec![0; most + 1], most);
+            assert_eq!(longer.map_err(|errno| errno.number()), Err(libc::EINVAL));
+        }
+    }
+
+    #[test]
+    fn loopback_addresses_share_a_gid() {
+        let gid = |text: &str| gid_of(text.parse().expect("an address"));
+        assert_eq!(gid("127.0.0.2"), gid("127.0.0.1"));
+        assert_ne!(gid("192.0.2.2"), gid("192.0.2.1"));
+        assert_eq!(gid("::1"), Gid(std::net::Ipv6Addr::LOCALHOST.octets()));
+    }
+}
