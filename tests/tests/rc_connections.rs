@@ -78,7 +78,7 @@ impl End {
             local: gids[usize::from(peer.source)].gid,
             remote: peer.gid,
             remote_qp: peer.qp,
-            rq_psn: peer.psn,
+            rq_psn: self.psn,
             path_mtu: peer.path_mtu,
             min_rnr_timer: 12,
             ird: 4,
@@ -86,7 +86,7 @@ impl End {
         };
         self.qp.to_rtr(&wiring).unwrap();
         let sending = Sending {
-            sq_psn: self.psn,
+            sq_psn: peer.psn,
             timeout: peer.ack_timeout,
             retry_count: peer.retry_count,
             rnr_retry: peer.rnr_retry,
@@ -239,7 +239,7 @@ fn invalid_connection_requests_are_refused() {
         (start(qp, PortSpace::Tcp, &RcOffer { rnr_retry: 8, ..offer }, 0), "rnr_retry"),
         (start(qp, PortSpace::Tcp, &RcOffer { path_mtu: 1000, ..offer }, 0), "path_mtu"),
         (start(qp, PortSpace::Tcp, &offer, 57), "private_data"),
-        (start(&active.client.qp_of(QpType::Ud), PortSpace::Tcp, &offer, 0), "UD"),
+        (start(&active.client.qp_of(QpType::Iwarp), PortSpace::Tcp, &offer, 0), "iWARP"),
     ] {
         assert!(refused.contains(names), "{refused} does not name {names}");
     }
@@ -248,7 +248,7 @@ fn invalid_connection_requests_are_refused() {
     // One connection per QP.
     start(qp, PortSpace::Tcp, &offer, 0);
     let request = next_request(&listener);
-    assert!(request.accept_rc(&passive.client.qp_of(QpType::Ud), &offer, b"").is_err());
+    assert!(request.accept_rc(&passive.client.qp_of(QpType::Iwarp), &offer, b"").is_err());
     assert!(matches!(active.answer(), Event::RcRejected { reason: 28, .. }));
     // A cancelled attempt is withdrawn.
     active.asks(PortSpace::Tcp, peer, b"");

@@ -70,7 +70,7 @@ pub struct Request {
     pub guid: u64,
     /// The sender's QP, 24 bits.
     pub qp: QpId,
-    /// PSN of the sender's first packet, 24 bits.
+    /// Starting PSN, 24 bits: the PSN of the first packet that the sender expects.
     pub psn: u32,
     /// Outstanding Reads and atomic operations that the sender accepts.
     pub responder_resources: u8,
@@ -111,7 +111,7 @@ pub struct Reply {
     pub ids: Ids,
     /// The sender's QP, 24 bits.
     pub qp: QpId,
-    /// PSN of the sender's first packet, 24 bits.
+    /// Starting PSN, 24 bits: the PSN of the first packet that the sender expects.
     pub psn: u32,
     /// Outstanding Reads and atomic operations that the sender accepts.
     pub responder_resources: u8,

@@ -186,6 +186,8 @@ impl IdBody {
         let is_connected = found.is_roce() && found.ud_pd().is_none();
         let (serves, wanted) = match self.service {
             Service::Iwarp => (!found.is_roce(), "an iWARP QP"),
+            // The program wires its own QPs, and may name any of them: UCX names a UD QP.
+            Service::Rc(_) if state.own_qp.is_none() => (found.is_roce(), "a QP of its device"),
             Service::Rc(_) if self.service.allows_uc() => (is_connected, "an RC or UC QP"),
             Service::Rc(_) => (is_connected && !found.is_uc(), "an RC QP"),
             Service::Ud => (found.ud_pd().is_some(), "a UD QP"),

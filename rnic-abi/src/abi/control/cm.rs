@@ -7,7 +7,8 @@ use crate::types::*;
 /// Parameters that this end sends to its peer in REQ or REP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RcOffer {
-    /// PSN of this end's first packet, 24 bits.
+    /// Starting PSN, 24 bits: the PSN of the peer's first packet
+    /// ([`Wiring::rq_psn`](super::Wiring::rq_psn) of this end).
     pub psn: u32,
     /// Outstanding RDMA Reads and atomic operations of the peer that this end accepts.
     pub responder_resources: u8,
@@ -33,7 +34,8 @@ pub struct RcPeer {
     pub gid: Gid,
     /// The peer's QP, 24 bits.
     pub qp: QpId,
-    /// PSN of the peer's first packet, 24 bits.
+    /// Starting PSN, 24 bits: the PSN of this end's first packet
+    /// ([`Sending::sq_psn`](super::Sending::sq_psn) of this end).
     pub psn: u32,
     /// Outstanding RDMA Reads and atomic operations that the peer accepts.
     pub responder_resources: u8,

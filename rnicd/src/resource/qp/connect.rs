@@ -117,14 +117,15 @@ impl Manager {
         mode: DisconnectMode,
         now: Time,
     ) -> Answer {
-        let object = find(&mut self.sessions, id)?.qp(qp)?;
-        if object.kind == QpType::Ud {
-            return self.cancel_resolution(qp);
-        }
+        let is_ud = find(&mut self.sessions, id)?.qp(qp)?.kind == QpType::Ud;
         if self.cm.has_connection(qp) {
             self.cm.disconnect_rc(qp, now)?;
             return Outcome::done();
         }
+        if is_ud {
+            return self.cancel_resolution(qp);
+        }
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
         match object.phase {
             QpPhase::Bound(worker) => {
                 self.workers.one(worker, EngineCommand::Disconnect(qp, mode));

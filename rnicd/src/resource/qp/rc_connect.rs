@@ -139,12 +139,13 @@ impl Manager {
     }
 }
 
-/// Returns the type of a connection of this QP.
+/// Returns the type of a connection in the name of this QP. A UD QP may stand for a QP of another
+/// device: UCX wires its own and only needs a number here.
 fn service_of(qp: QpId, object: &Qp) -> Result<Service, Refusal> {
     match object.kind {
-        QpType::Rc => Ok(Service::Reliable),
+        QpType::Rc | QpType::Ud => Ok(Service::Reliable),
         QpType::Uc => Ok(Service::Unreliable),
-        _ => Err(wrong_state(qp, "an iWARP or UD QP", "an RC or UC QP")),
+        QpType::Iwarp => Err(wrong_state(qp, "an iWARP QP", "an RC, UC or UD QP")),
     }
 }
 
