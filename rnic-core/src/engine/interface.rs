@@ -57,10 +57,10 @@ pub enum Output {
     /// Shut down the sending direction of the QP's socket.
     ShutdownWrite(QpId),
     /// Write these last bytes to the QP's socket if it accepts them at once. `Close` follows.
-    FinalTerminate {
+    FinalFpdu {
         /// The QP, which no longer exists.
         qp: QpId,
-        /// An FPDU that holds a whole Terminate.
+        /// An FPDU with a whole message: a Terminate, or the last acknowledgement of an RC QP.
         bytes: Vec<u8>,
     },
     /// Close the QP's socket.

@@ -1,6 +1,7 @@
 //! Messages between the two ends of an RC stream that the iWARP protocols lack: missing receives,
 //! which a RoCE adapter reports with an RNR NAK (IBTA specification, volume 1, section 9.7.5.2.8),
-//! and the number of a refused Write, which on an adapter is the PSN of the NAK.
+//! the number of a refused Write, which on an adapter is the PSN of the NAK, and the last ACK of a
+//! QP that leaves its stream.
 //!
 //! A notice is a zero-length RDMA Write. Its receiver ignores STag and tagged offset (RFC 5041
 //! section 5.2), so the offset is free to carry a number. Only daemons that have found each other
@@ -19,6 +20,8 @@ pub(super) enum Notice {
     /// The Terminate that follows refuses the Write with this number. Writes of a stream are
     /// numbered from 0.
     RefusesWrite(u32),
+    /// All requests up to the Send with this MSN are done. The end of the stream follows.
+    Done(Msn),
 }
 
 impl Notice {
@@ -28,6 +31,7 @@ impl Notice {
             Notice::Waits(msn) => MARK | WAITS | u64::from(msn.0),
             Notice::Resumed => MARK,
             Notice::RefusesWrite(number) => MARK | REFUSES_WRITE | u64::from(number),
+            Notice::Done(msn) => MARK | DONE | u64::from(msn.0),
         };
         (STAG, TaggedOffset(to))
     }
@@ -42,6 +46,7 @@ impl Notice {
             MARK if number == 0 => Some(Notice::Resumed),
             high if high == MARK | WAITS => Some(Notice::Waits(Msn(number))),
             high if high == MARK | REFUSES_WRITE => Some(Notice::RefusesWrite(number)),
+            high if high == MARK | DONE => Some(Notice::Done(Msn(number))),
             _ => None,
         }
     }
@@ -53,6 +58,7 @@ const STAG: Stag = Stag(0);
 const MARK: u64 = 0x524e_5200 << 32;
 const WAITS: u64 = 1 << 32;
 const REFUSES_WRITE: u64 = 2 << 32;
+const DONE: u64 = 3 << 32;
 
 #[cfg(test)]
 mod tests {
@@ -66,6 +72,8 @@ mod tests {
             Notice::Resumed,
             Notice::RefusesWrite(0),
             Notice::RefusesWrite(u32::MAX),
+            Notice::Done(Msn(1)),
+            Notice::Done(Msn(u32::MAX)),
         ] {
             let (stag, to) = notice.target();
             assert_eq!(Notice::find(stag, to, &[]), Some(notice));

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::interface::Notification;
+use super::interface::{Notification, Output};
 use super::link::Fin;
 use super::phase::{StreamEvent, StreamPhase};
 use super::qp::{OutgoingFpdu, Qp};
@@ -171,12 +171,30 @@ impl Qp {
         }
         if next == StreamPhase::Ended {
             self.life.set_end_reason(DisconnectReason::Aborted);
-            self.finish(engine, true);
+            let notified = self.send_last_ack(engine);
+            self.finish(engine, !notified);
             return;
         }
         self.enter(next);
         self.life.set_deadline(&self.core, engine, Some(engine.now.after(within)));
         engine.wake(&mut self.core);
+    }
+
+    /// Tells the peer of an RC QP over TCP which of its requests are done, because its request for
+    /// an acknowledgement will find no QP. An adapter acknowledges a Send before its receive
+    /// completes. Returns false if nothing can be sent.
+    fn send_last_ack(&mut self, engine: &mut EngineState) -> bool {
+        let inside = self.requester.message().is_some_and(|message| message.sent > 0);
+        let acknowledges = self.core.transport.acknowledges() && self.life.phase().sends();
+        // A Send that a copier places is not done.
+        if inside || !acknowledges || self.responder.is_copying() {
+            return false;
+        }
+        let Some(bytes) = self.link.tcp_mut().and_then(|tcp| tcp.final_notice()) else {
+            return false;
+        };
+        engine.outputs.push_back(Output::FinalFpdu { qp: self.core.id, bytes });
+        true
     }
 
     /// Sets a time limit on a disconnect that is under way.
@@ -346,6 +364,9 @@ impl Qp {
         if terminate.is_some() {
             self.life.record_destruction(&self.core, engine);
             self.fpdu_sent(&OutgoingFpdu::Terminate, None);
+        }
+        if in_order {
+            self.send_last_ack(engine);
         }
         //= RDMAP-6.2.1-4
         let sent_all = self.life.phase().has_sent_all() && self.link.tcp().is_some();

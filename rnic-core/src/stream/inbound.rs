@@ -347,6 +347,12 @@ impl Inbound {
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })
     }
 
+    /// Returns the MSN of the last Send that was placed in full; `None` if there is none.
+    pub fn last_send(&self) -> Option<Msn> {
+        let next = self.sends.msn;
+        (next != Msn::FIRST).then(|| Msn(next.0.wrapping_sub(1)))
+    }
+
     /// Records that a Send segment has been placed. For the last one, checks that the message is
     /// complete and returns its length.
     ///

@@ -273,7 +273,7 @@ impl Worker {
                 }
                 Output::NotifyCq(cq) => self.clients.notify(cq.id(), &mut self.connections),
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
-                Output::FinalTerminate { qp, bytes } => self.connections.send_last(qp, &bytes),
+                Output::FinalFpdu { qp, bytes } => self.connections.send_last(qp, &bytes),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
                 Output::Copy(job) => {
                     let now = clock::now();

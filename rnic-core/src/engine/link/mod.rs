@@ -237,7 +237,7 @@ impl Link {
                 engine.signal(*peer, PeerSignal::Terminate(payload));
             }
             (Link::Tcp(_), Some(bytes)) => {
-                engine.outputs.push_back(Output::FinalTerminate { qp: core.id, bytes });
+                engine.outputs.push_back(Output::FinalFpdu { qp: core.id, bytes });
             }
             (Link::None | Link::PeerClosed | Link::Datagrams, _) | (_, None) => {}
         }

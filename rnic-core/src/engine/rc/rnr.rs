@@ -39,6 +39,13 @@ impl Qp {
             }
             Notice::Resumed => self.set_peer_waits(engine, false),
             Notice::RefusesWrite(number) => self.requester.write_refused(number),
+            Notice::Done(msn) => {
+                // Ignores an MSN that no Send in flight has.
+                let Some(seq) = self.requester.send_of(msn) else { return };
+                self.requester.acknowledge_through(seq);
+                self.retire(engine);
+                self.stop_clock(engine);
+            }
         }
         self.watch(engine);
     }

@@ -178,6 +178,13 @@ impl Requester {
         }
     }
 
+    /// Acknowledges all requests up to this one, unless it is still being sent.
+    pub(in crate::engine) fn acknowledge_through(&mut self, seq: u64) {
+        if self.message.as_ref().is_none_or(|message| message.seq != Some(seq)) {
+            self.acknowledge_before(seq + 1);
+        }
+    }
+
     /// Returns true if the next message is an acknowledgement request; see
     /// [`Acknowledgements::are_due`].
     pub(super) fn needs_ack_request(&self, idle: bool) -> bool {

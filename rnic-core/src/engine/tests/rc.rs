@@ -268,6 +268,37 @@ fn destroying_a_linked_qp_is_an_ordinary_end() {
     }
 }
 
+/// An adapter acknowledges a Send before its receive completes. Over TCP the request for the
+/// acknowledgement may arrive after the program has ended the QP.
+#[test]
+fn a_received_send_succeeds_though_the_receiver_leaves() {
+    for (wiring, destroys) in Wiring::both().into_iter().flat_map(|w| [(w, true), (w, false)]) {
+        let mut w = linked(wiring);
+        let a = w.any_mr(A, 100);
+        let b = w.any_mr(B, 100);
+        w.recv(B, 1, &[b.all()]);
+        w.recv(B, 2, &[b.all()]);
+        w.one_segment_at_a_time();
+        let last = [Wr::write(4, &[a.all()], &b, 0), Wr::send(5, &[a.all()])];
+        w.push(A, &[[Wr::send(3, &[a.all()])].as_slice(), &last].concat());
+        let mut received = 0;
+        while received < 2 {
+            w.round();
+            received += w.completions(B).len();
+        }
+        let sent = w.completions(A);
+        if destroys {
+            w.destroy(B);
+        } else {
+            w.abort(B);
+        }
+        w.advance(ms(300));
+        let all = [sent, w.completions(A)].concat();
+        assert_eq!(all, ["3 Send", "4 RdmaWrite", "5 Send"], "{wiring:?} {destroys}");
+        assert_eq!(w.state(A), QpState::Rts, "{wiring:?} {destroys}");
+    }
+}
+
 #[test]
 fn a_write_length_starts_with_its_stream() {
     for wiring in Wiring::both() {

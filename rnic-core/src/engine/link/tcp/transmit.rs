@@ -19,6 +19,7 @@ use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{OutgoingFpdu, Qp};
 use crate::engine::requester::message::{Gather, GatherFault};
 use crate::engine::requester::staging::StageError;
+use crate::engine::rnr_notice::Notice;
 use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
 use crate::mpa::MAX_FPDU;
@@ -263,17 +264,7 @@ impl Qp {
         };
         let read: [u8; READ_REQUEST_LEN] = read.emit();
         let (header, payload): (_, &[u8]) = match rtr {
-            Rtr::Write => {
-                let header = Header::Tagged(TaggedHeader {
-                    //= DDP-4.1-3
-                    last: true,
-                    dv: tcp.dv,
-                    rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Write }.byte(),
-                    stag: Stag(0),
-                    to: TaggedOffset(0),
-                });
-                (header, &[])
-            }
+            Rtr::Write => (tcp.empty_write(Stag(0), TaggedOffset(0)), &[]),
             Rtr::Send => (tcp.untagged(Opcode::Send, self.requester.number_rtr_send()), &[]),
             Rtr::Read => {
                 (tcp.untagged(Opcode::ReadRequest, self.requester.number_rtr_read()), &read)
@@ -366,6 +357,18 @@ impl TcpLink {
         })
     }
 
+    /// Returns the header of an RDMA Write of zero bytes.
+    fn empty_write(&self, stag: Stag, to: TaggedOffset) -> Header {
+        Header::Tagged(TaggedHeader {
+            //= DDP-4.1-3
+            last: true,
+            dv: self.dv,
+            rsvd_ulp: Control { rv: self.dv, opcode: Opcode::Write }.byte(),
+            stag,
+            to,
+        })
+    }
+
     /// Frames a segment with a payload in private memory. Returns the length of the FPDU in bytes.
     fn frame(&mut self, header: &Header, payload: &[u8], out: &mut [u8]) -> usize {
         let mut bytes = [0; ddp::MAX_HEADER_LEN];
@@ -398,13 +401,24 @@ impl TcpLink {
     /// Frames the Terminate of a QP that is destroyed while connected, from its RDMAP header.
     /// Returns `None` if earlier FPDUs are unsent.
     pub(in crate::engine) fn final_terminate(&mut self, payload: &[u8]) -> Option<Vec<u8>> {
+        //= RDMAP-4.1-3, RDMAP-5.4-1
+        let header = self.untagged(Opcode::Terminate, Msn::FIRST);
+        self.final_fpdu(&header, payload)
+    }
+
+    /// Frames the last ACK of an RC QP that leaves its stream. Returns `None` if the peer has sent
+    /// no whole Send, or if earlier FPDUs are unsent.
+    pub(in crate::engine) fn final_notice(&mut self) -> Option<Vec<u8>> {
+        let (stag, to) = Notice::Done(self.inbound.last_send()?).target();
+        self.final_fpdu(&self.empty_write(stag, to), &[])
+    }
+
+    fn final_fpdu(&mut self, header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
         if self.has_unsent() || self.rtr.is_some() {
             return None;
         }
-        let mut bytes = vec![0; FINAL_TERMINATE_LEN];
-        //= RDMAP-4.1-3, RDMAP-5.4-1
-        let header = self.untagged(Opcode::Terminate, Msn::FIRST);
-        let len = self.frame(&header, payload, &mut bytes);
+        let mut bytes = vec![0; FINAL_FPDU_LEN];
+        let len = self.frame(header, payload, &mut bytes);
         bytes.truncate(len);
         Some(bytes)
     }
@@ -417,8 +431,9 @@ pub(in crate::engine) const UNSENT: ChargeNames = ChargeNames {
     thing: "unsent bytes were",
 };
 
-/// Maximum length in bytes of a Terminate FPDU that encloses no headers, Markers included.
-const FINAL_TERMINATE_LEN: usize = 64;
+/// Maximum length in bytes of a Terminate FPDU that encloses no headers, or of an FPDU without
+/// payload, Markers included.
+const FINAL_FPDU_LEN: usize = 64;
 
 /// Reads the memory of a segment from front to back.
 struct Reader<'a, 't> {

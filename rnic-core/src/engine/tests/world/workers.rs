@@ -182,7 +182,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("the socket is open");
                     self.links[l].pipes[end].finish(self.now);
                 }
-                Output::FinalTerminate { qp, bytes } => {
+                Output::FinalFpdu { qp, bytes } => {
                     let (l, end) = self.link_of(engine, qp).expect("the socket is open");
                     let _ = self.links[l].send(end, &bytes, self.now);
                 }
