@@ -168,6 +168,8 @@ impl Events {
         state.peer_closed = false;
         let waiting = &mut self.waiting;
         state.waiting.retain(|n| match waiting.get(n) {
+            // A fatal error is one of the QP, which an RC QP may have had before it connects.
+            Some(Event::QpFatal { .. }) => true,
             Some(event) if settles_connection(event) || concerns_end(event) => {
                 waiting.remove(n);
                 false

@@ -177,6 +177,8 @@ impl Reason {
     pub const TIMEOUT: Reason = Reason(4);
     /// No program listens at the port.
     pub const INVALID_SERVICE: Reason = Reason(8);
+    /// The type of the QP does not belong to the port space.
+    pub const INVALID_SERVICE_TYPE: Reason = Reason(9);
     /// The GID of the request is not that of its sender.
     pub const INVALID_GID: Reason = Reason(12);
     /// The path MTU is none.

@@ -121,7 +121,7 @@ impl IdBody {
 
     /// Completes the connection after the program has moved its own QP (`rdma_establish(3)`). An
     /// iWARP connection is already established.
-    pub(crate) fn establish(&self) -> Result<(), Errno> {
+    pub(crate) fn establish(self: &Arc<Self>) -> Result<(), Errno> {
         if self.is_rc() {
             return self.establish_rc();
         }
@@ -257,7 +257,8 @@ fn establish(id: *mut rdma_cm_id) -> Result<(), Errno> {
     id.id.establish()
 }
 
-/// Does nothing: the daemon has already handled the event. As in the kernel, the call fails for an
+/// Does nothing: on the iWARP device the daemon has already handled the event, and an RC connection
+/// whose RTU is lost waits until it is repeated. As in the kernel, the call fails for an
 /// id that neither listens nor has begun to connect.
 fn notify(id: *mut rdma_cm_id) -> Result<(), Errno> {
     match of_device(id)?.id.phase() {

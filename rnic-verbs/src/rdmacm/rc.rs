@@ -307,18 +307,22 @@ impl IdBody {
 
     /// Ends the attempt because the QP could not be connected.
     pub(super) fn connect_error(self: &Arc<Self>, qp: &QpBody, number: i32) {
+        if self.phase() != Phase::Connecting {
+            return;
+        }
+        // Fails if the daemon has ended the attempt already. While the id still holds the QP: it may
+        // then connect for another id.
+        let _ = qp.client().abort();
         if !self.attempt_ended() {
             return;
         }
         self.own_qp_to_error().unwrap_or_else(|errno| errno.log());
-        // Fails if the daemon has ended the attempt already.
-        let _ = qp.client().abort();
         self.push(RDMA_CM_EVENT_CONNECT_ERROR, -number);
     }
 
     /// Confirms the connection after the peer's reply (`rdma_establish(3)`). The program has moved
     /// its QP to RTS. No event follows.
-    pub(super) fn establish_rc(&self) -> Result<(), Errno> {
+    pub(super) fn establish_rc(self: &Arc<Self>) -> Result<(), Errno> {
         let qp = {
             let mut state = self.state.lock();
             state.expect(&[Phase::Connecting])?;
@@ -331,13 +335,18 @@ impl IdBody {
             qp
         };
         let confirmed = qp.client().establish_rc();
-        let ends = {
+        let (ends, failed) = {
             let mut state = self.state.lock();
-            if confirmed.is_err() && state.phase == Phase::Connected {
+            let failed = confirmed.is_err() && state.phase == Phase::Connected;
+            if failed {
                 state.phase = Phase::Connecting;
             }
-            confirmed.is_ok() && state.ends_at_once
+            (confirmed.is_ok() && state.ends_at_once, failed)
         };
+        if failed {
+            // The event for the end of the attempt may have arrived while the id was connected.
+            self.connect_error(&qp, libc::ECONNRESET);
+        }
         confirmed?;
         if ends { self.disconnect() } else { Ok(()) }
     }

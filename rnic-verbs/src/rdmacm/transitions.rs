@@ -219,11 +219,15 @@ impl IdBody {
             self.ids().release_qp(qp, self);
         }
         if self.is_rc() {
-            // The program moves its QP to ERR with `rdma_disconnect(3)`.
-            if was == Phase::Connected {
+            // As in the kernel, a DREQ that overtakes RTU ends a connection and not an attempt.
+            if matches!(was, Phase::Connecting | Phase::Connected) {
                 self.ids().delays.add(self, Action::EndTimewait);
+                // The program moves its QP to ERR with `rdma_disconnect(3)`.
+                self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0);
             }
-        } else if let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) {
+            return;
+        }
+        if let Some(qp) = qp.and_then(|qp| self.find_qp(qp)) {
             qp.states.lock().disconnected();
         }
         self.ended(was);

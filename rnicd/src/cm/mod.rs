@@ -169,7 +169,9 @@ impl ConnectionManager {
         self.check_idle(params.qp)?;
         match &self.slots[key].slot {
             Slot::Direct(_) => self.accept_direct(key, params),
-            Slot::RcRequest(_) => Err(wrong_request(params.request, "for an RC or UC QP")),
+            Slot::RcRequest(_) => {
+                Err(wrong_request(params.request, "for an RC or UC QP", "one of ConnectionRequest"))
+            }
             _ => self.accept_tcp(key, params, now),
         }
     }
@@ -495,12 +497,12 @@ impl ConnectionManager {
     }
 }
 
-fn wrong_request(request: RequestId, state: &str) -> Refusal {
+fn wrong_request(request: RequestId, state: &str, needs: &str) -> Refusal {
     Refusal::WrongState {
         kind: "connection request".into(),
         handle: request.0,
         state: state.into(),
-        needs: "of the type that the call accepts".into(),
+        needs: needs.into(),
     }
 }
 

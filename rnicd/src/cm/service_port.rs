@@ -107,7 +107,11 @@ impl ServicePort {
         }
     }
 
-    fn listeners_at(&self, space: PortSpace, port: u16) -> impl Iterator<Item = ListenerId> {
+    pub(super) fn listeners_at(
+        &self,
+        space: PortSpace,
+        port: u16,
+    ) -> impl Iterator<Item = ListenerId> {
         let all = (space, port, ListenerId(0))..=(space, port, ListenerId(u32::MAX));
         self.listeners.range(all).map(|(_, _, id)| *id)
     }

@@ -129,7 +129,8 @@ impl Manager {
             }
             R::AcceptRc { request, qp, offer, private_data } => {
                 let guid = self.guid.number();
-                let params = RcAcceptParams { request, qp, offer, guid, private_data };
+                let kind = None;
+                let params = RcAcceptParams { request, qp, kind, offer, guid, private_data };
                 self.accept_rc(id, params, now)
             }
             R::EstablishRc { qp } => self.establish_rc(id, qp, now),

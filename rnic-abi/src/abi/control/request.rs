@@ -337,8 +337,9 @@ pub enum RequestBody {
         /// True to exclude IPv4 from an IPv6 wildcard; ignored for other addresses.
         v6_only: bool,
     },
-    /// Sends a connection request (REQ) for an RC or UC QP, whose state does not change. Reply:
-    /// `Done`, then `RcReply`, `RcRejected` or `Unreachable`.
+    /// Sends a connection request (REQ) in the name of an RC, UC or UD QP, whose state does not
+    /// change. A UD QP stands for a QP that the program wires itself. Reply: `Done`, then
+    /// `RcReply`, `RcRejected` or `Unreachable`; after `RcReply` also `Disconnected`.
     ConnectRc {
         /// The QP to connect, without a connection.
         qp: QpId,
@@ -355,9 +356,9 @@ pub enum RequestBody {
         /// At most 56 bytes.
         private_data: Vec<u8>,
     },
-    /// Accepts a request from `RcRequest` (REP) with an RC or UC QP, which must already be ready to
-    /// receive. Its state does not change. Reply: `Done`, then `Established`, `RcRejected` or
-    /// `Unreachable`.
+    /// Accepts a request from `RcRequest` (REP) with an RC, UC or UD QP, whose state does not
+    /// change. The peer may send at once. Reply: `Done`, then `Established`, `RcRejected`,
+    /// `Unreachable` or `Disconnected`.
     AcceptRc {
         /// The request, not accepted or rejected yet.
         request: RequestId,

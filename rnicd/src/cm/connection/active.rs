@@ -1,19 +1,21 @@
 //! The requesting end: REQ, REP and RTU.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use rnic_abi::abi::control::{RcOffer, RcPeer, Refusal};
-use rnic_abi::roce::connection::{Ids, Reply, Request};
+use rnic_abi::roce::connection::{Delay, Ids, Rejected, Reply, Request};
 use rnic_abi::roce::mad::Exchange;
-use rnic_abi::roce::{ServiceId, is_unicast};
-use rnic_abi::types::{AddressPair, Gid, QpId, Time};
+use rnic_abi::roce::{PortSpace, ServiceId, is_unicast};
+use rnic_abi::types::{AddressPair, Gid, QpId, SessionId, Time};
 use rustix::io::Errno;
 
 use super::state::{Phase, RcConnection};
 use super::{
-    ACK_TIMEOUT, FIRST_QP, REPEATS, RESPONSE_CODE, RcConnectParams, mtu_code, padded, wrong_phase,
+    ACK_TIMEOUT, FIRST_QP, LONGEST_DELAY, REPEATS, RESPONSE_CODE, RcConnectParams, mtu_code,
+    padded, wrong_phase,
 };
+use crate::cm::listener::in_use;
 use crate::cm::{CmEvent, ConnectionManager, Slot, net};
 use crate::system;
 
@@ -22,7 +24,7 @@ impl ConnectionManager {
     pub fn connect_rc(&mut self, params: RcConnectParams, now: Time) -> Result<(), Refusal> {
         let RcConnectParams { session, qp, kind, space, peer, local, offer, guid, private_data } =
             params;
-        self.check_unconnected(qp)?;
+        self.check_unconnected(qp, now)?;
         let private_data = padded(&private_data)?;
         let peer = net::canonical(peer);
         let what = |e: &io::Error| system::refusal(&format!("connect to {peer}"), e);
@@ -31,7 +33,11 @@ impl ConnectionManager {
         }
         let mut local = self.source_of(local, peer).map_err(|e| what(&e))?;
         let none = || what(&Errno::ADDRNOTAVAIL.into());
-        let source = self.service.index_of(local.ip()).ok_or_else(none)?;
+        self.service.index_of(local.ip()).ok_or_else(none)?;
+        // Otherwise the peer would take the requester for the program that serves this port.
+        if let Some(other) = self.other_listener(session, space, local) {
+            return Err(in_use(local, other));
+        }
         if local.port() == 0 {
             local.set_port(self.free_port(space).ok_or_else(none)?);
         }
@@ -67,16 +73,29 @@ impl ConnectionManager {
             ids: Ids { exchange, receiver: 0 },
             asked: None,
             addresses: AddressPair { local, peer },
-            source,
             offer,
             remote_qp: QpId(0),
             message: Box::new(request.emit()),
             repeats: REPEATS,
+            delayed: false,
         })));
         self.connections.by_id.insert(exchange.id, key);
         self.connections.by_qp.insert(qp, key);
         self.send_again(key, now);
         Ok(())
+    }
+
+    /// Returns the address of another session's listener at a source address.
+    fn other_listener(
+        &self,
+        session: SessionId,
+        space: PortSpace,
+        local: SocketAddr,
+    ) -> Option<SocketAddr> {
+        let ids = self.service.listeners_at(space, local.port());
+        let mut listeners = ids.filter_map(|id| self.listeners.get(&id));
+        let other = listeners.find(|l| l.session != session && l.serves_address(local))?;
+        Some(other.address)
     }
 
     /// Handles REP. A repeated one is answered with RTU again.
@@ -92,17 +111,22 @@ impl ConnectionManager {
             Phase::Requesting if reply.qp.0 >= FIRST_QP => {
                 c.ids.receiver = reply.ids.exchange.id;
                 c.remote_qp = reply.qp;
-                let (qp, addresses, offer, source) = (c.qp, c.addresses, c.offer, c.source);
+                let (qp, addresses, offer) = (c.qp, c.addresses, c.offer);
                 self.set_phase(key, Phase::Replied);
                 self.set_deadline(key, Some(now.after(self.options.decision_deadline)));
                 let gid = Gid::from(self.service.port_of(addresses.peer.ip()));
+                let source = self.service.index_of(addresses.local.ip()).unwrap_or(0);
                 let peer = peer_of_reply(reply, &offer, source, gid);
                 let private_data = reply.private_data.to_vec();
                 self.events.push_back(CmEvent::RcReply { qp, addresses, peer, private_data });
             }
+            Phase::Replied => {
+                let delay = Delay { ids: c.ids, of: Rejected::REPLY, timeout: LONGEST_DELAY };
+                self.send_message(to, from, delay.emit(), now);
+            }
             Phase::Established => {
                 let message = *c.message;
-                self.send_unasked(to, from, message, now);
+                self.send_message(to, from, message, now);
             }
             _ => {}
         }
@@ -110,7 +134,7 @@ impl ConnectionManager {
 
     /// Confirms a reply with RTU.
     pub fn establish_rc(&mut self, qp: QpId, now: Time) -> Result<(), Refusal> {
-        let none = || wrong_phase(qp, "without a reply to confirm");
+        let none = || wrong_phase(qp, "without a reply", "a reply to confirm");
         let key = self.connections.by_qp.get(&qp).copied().ok_or_else(none)?;
         let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
             return Err(none());

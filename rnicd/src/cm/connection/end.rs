@@ -14,7 +14,7 @@ use crate::cm::{CmEvent, ConnectFailure, ConnectionManager, Slot};
 impl ConnectionManager {
     /// Ends the connection of a QP (DREQ), or gives up the attempt. An event follows.
     pub fn disconnect_rc(&mut self, qp: QpId, now: Time) -> Result<(), Refusal> {
-        let none = || wrong_phase(qp, "not connected");
+        let none = || wrong_phase(qp, "not connected", "a connection or an attempt");
         let key = self.connections.by_qp.get(&qp).copied().ok_or_else(none)?;
         let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else {
             return Err(none());
@@ -75,12 +75,15 @@ impl ConnectionManager {
         let key = self.connection(from, to, ids);
         let slot = key.and_then(|key| self.slots.get(key)).map(|entry| &entry.slot);
         let ends = matches!(slot, Some(Slot::Rc(c)) if c.qp == qp && c.phase != Phase::Requesting);
-        if let Some(key) = key.filter(|_| ends) {
-            self.remove(key);
-            self.events.push_back(CmEvent::RcDisconnected { qp });
-        }
         let answer = ids.answered_by(ids.receiver).emit_disconnected();
-        self.send_unasked(to, from, answer, now);
+        match key.filter(|_| ends) {
+            Some(key) => {
+                self.remove(key);
+                self.events.push_back(CmEvent::RcDisconnected { qp });
+                self.send_message(to, from, answer, now);
+            }
+            None => self.send_unasked(to, from, answer, now),
+        }
     }
 
     /// Handles DREP.
@@ -95,17 +98,21 @@ impl ConnectionManager {
         }
     }
 
-    /// Handles REJ, of a request, of a reply, or of one that is established only at this end.
+    /// Handles REJ: of a request, of a reply, or of a connection that only this end considers
+    /// established.
     pub(super) fn handle_rejection(&mut self, from: IpAddr, to: IpAddr, reject: &Reject) {
         let Exchange { transaction, id } = reject.ids.exchange;
         // A requester that gives up may not know this end's ID.
-        if let Some(key) = self.connections.by_request.get(&(from, reject.ids.exchange)).copied()
-            && let Some(Slot::RcRequest(_)) = self.slots.get(key).map(|entry| &entry.slot)
-        {
-            return self.withdraw_rc_request(key, "the requester gave up");
-        }
-        let Some(key) = self.connections.by_id.get(&reject.ids.receiver).copied() else { return };
-        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
+        let of_request = self.connections.by_request.get(&(from, reject.ids.exchange));
+        let key = of_request.or_else(|| self.connections.by_id.get(&reject.ids.receiver)).copied();
+        let Some(key) = key else { return };
+        let c = match self.slots.get(key).map(|entry| &entry.slot) {
+            Some(Slot::RcRequest(asked)) if asked.asked.to == to && asked.from() == from => {
+                return self.withdraw_rc_request(key, "the requester gave up");
+            }
+            Some(Slot::Rc(c)) => c,
+            _ => return,
+        };
         let is_peer = (c.addresses.peer.ip(), c.addresses.local.ip()) == (from, to);
         let is_known = c.ids.receiver == 0 || id == 0 || c.ids.receiver == id;
         if !is_peer || !is_known || c.ids.exchange.transaction != transaction {

@@ -53,8 +53,13 @@ impl ConnectionManager {
     /// Gives the peer more time to answer.
     fn handle_delay(&mut self, from: IpAddr, to: IpAddr, delay: &Delay, now: Time) {
         let Some(key) = self.connection(from, to, delay.ids) else { return };
-        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
-        if matches!(c.phase, Phase::Requesting | Phase::Accepting) {
+        let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
+            return;
+        };
+        let is_answer = c.ids.exchange.transaction == delay.ids.exchange.transaction;
+        let awaits = matches!(c.phase, Phase::Requesting | Phase::Accepting);
+        // Once for each message, so that a peer cannot keep an attempt alive for ever.
+        if is_answer && awaits && !std::mem::replace(&mut c.delayed, true) {
             let service = Duration::from_nanos(4096 << delay.timeout.min(LONGEST_DELAY));
             self.set_deadline(key, Some(now.after(service + RESPONSE)));
         }
@@ -87,7 +92,10 @@ impl ConnectionManager {
 
     /// Sends the message of a connection and expects an answer.
     fn send_again(&mut self, key: usize, now: Time) {
-        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
+        let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
+            return;
+        };
+        c.delayed = false;
         let (addresses, message) = (c.addresses, *c.message);
         // Before it is sent: the answer of a peer in this daemon arrives at once.
         self.set_deadline(key, Some(now.after(RESPONSE)));
@@ -99,15 +107,15 @@ impl ConnectionManager {
         let Some(Slot::Rc(c)) = self.remove(key) else { return };
         let of = match c.phase {
             Phase::Requesting => Rejected::REQUEST,
-            _ => Rejected::REPLY,
+            Phase::Replied => Rejected::REPLY,
+            // Its own reply.
+            _ => Rejected::OTHER,
         };
-        // A requester rejects the answer that it has not received.
-        let of = if c.asked.is_none() && c.ids.receiver != 0 { Rejected::REPLY } else { of };
         let reject = rejection(c.ids, of, reason);
         self.send_message(c.addresses.local.ip(), c.addresses.peer.ip(), reject.emit(), now);
     }
 
-    /// Sends a message of this daemon without a program's decision. Those to other daemons are
+    /// Answers a message that belongs to no connection and no request. Answers to other daemons are
     /// rate-limited.
     fn send_unasked(&mut self, from: IpAddr, to: IpAddr, message: Bytes, now: Time) {
         if self.service.may_answer(from, to, now) {
@@ -130,11 +138,16 @@ impl ConnectionManager {
         }
     }
 
-    fn check_unconnected(&self, qp: QpId) -> Result<(), Refusal> {
-        if self.has_connection(qp) {
-            Err(wrong_phase(qp, "connected or connecting"))
-        } else {
-            Ok(())
+    /// Refuses a QP that has a connection. One that only waits for its DREP is abandoned.
+    fn check_unconnected(&mut self, qp: QpId, now: Time) -> Result<(), Refusal> {
+        let slot = self.connections.by_qp.get(&qp).and_then(|key| self.slots.get(*key));
+        match slot.map(|entry| &entry.slot) {
+            Some(Slot::Rc(c)) if c.phase == Phase::Disconnecting => {
+                self.abandon_rc(qp, now);
+                Ok(())
+            }
+            Some(_) => Err(wrong_phase(qp, "connected or connecting", "no connection")),
+            None => Ok(()),
         }
     }
 
@@ -150,12 +163,12 @@ impl ConnectionManager {
     }
 }
 
-fn wrong_phase(qp: QpId, state: &str) -> Refusal {
+fn wrong_phase(qp: QpId, state: &str, needs: &str) -> Refusal {
     Refusal::WrongState {
         kind: "connection of QP".into(),
         handle: qp.0,
         state: state.into(),
-        needs: "a phase in which the call is possible".into(),
+        needs: needs.into(),
     }
 }
 

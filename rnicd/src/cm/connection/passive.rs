@@ -6,7 +6,8 @@
 use std::net::IpAddr;
 
 use rnic_abi::abi::control::{RcPeer, Refusal};
-use rnic_abi::roce::connection::{Delay, Ids, Reason, Reject, Rejected, Reply, Request};
+use rnic_abi::roce::PortSpace;
+use rnic_abi::roce::connection::{Delay, Ids, Reason, Reject, Rejected, Reply, Request, Service};
 use rnic_abi::roce::mad::Exchange;
 use rnic_abi::types::{AddressPair, Gid, RequestId, Time};
 
@@ -47,11 +48,15 @@ impl ConnectionManager {
         if self.draining {
             return self.refuse(from, to, &asked, Reason::NO_RESOURCES, now);
         }
-        if !self.can_queue(listener) || !self.has_room_for(session) {
+        if !self.can_queue(listener) {
             return;
         }
-        // Only requests with room count, so a flood does not exhaust the user's connection rate.
-        if !self.service.stays_local(to, from) && !self.is_within_rates(session, from, now) {
+        // Requests of this daemon are bounded by the requester's QPs and connection rate, and must
+        // not use up those of the listener's user. Only requests with room count, so a flood does
+        // not exhaust the user's connection rate.
+        let is_local = self.service.stays_local(to, from);
+        let may = || self.has_room_for(session);
+        if !is_local && !(may() && self.is_within_rates(session, from, now)) {
             return;
         }
         let id = self.new_connection_id();
@@ -72,7 +77,9 @@ impl ConnectionManager {
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.pending += 1;
         }
-        self.charge(key, session, from, WaitsFor::Decision);
+        if !is_local {
+            self.charge(key, session, from, WaitsFor::Decision);
+        }
         self.set_deadline(key, Some(now.after(self.options.decision_deadline)));
         self.events.push_back(CmEvent::RcRequest {
             listener,
@@ -96,7 +103,7 @@ impl ConnectionManager {
             }
             _ => return,
         };
-        self.send_unasked(to, from, message, now);
+        self.send_message(to, from, message, now);
     }
 
     /// Returns the index of the requested GID and the path MTU, or the reason for a rejection.
@@ -113,6 +120,14 @@ impl ConnectionManager {
             return Err(Reason::INVALID_GID);
         }
         let path_mtu = mtu_of(asked.path_mtu).ok_or(Reason::INVALID_MTU)?;
+        let is_tcp = matches!(asked.service.port(), Some((PortSpace::Tcp, _)));
+        if is_tcp && asked.kind == Service::Unreliable {
+            return Err(Reason::INVALID_SERVICE_TYPE);
+        }
+        // 0 would stand for an unknown ID.
+        if asked.exchange.id == 0 {
+            return Err(Reason::NO_RESOURCES);
+        }
         if asked.qp.0 < FIRST_QP {
             return Err(Reason::NO_QP);
         }
@@ -129,13 +144,16 @@ impl ConnectionManager {
 
     /// Accepts an undecided request (REP). An event follows.
     pub fn accept_rc(&mut self, params: RcAcceptParams, now: Time) -> Result<(), Refusal> {
-        let RcAcceptParams { request, qp, offer, guid, private_data } = params;
+        let RcAcceptParams { request, qp, kind, offer, guid, private_data } = params;
         let key = self.undecided(request)?;
-        self.check_unconnected(qp)?;
         let private_data = padded(&private_data)?;
-        let Slot::RcRequest(_) = &self.slots[key].slot else {
-            return Err(wrong_request(request, "not for an RC or UC QP"));
+        let Slot::RcRequest(asked) = &self.slots[key].slot else {
+            return Err(wrong_request(request, "for another type of QP", "one of RcRequest"));
         };
+        if kind.is_some_and(|kind| kind != asked.asked.kind) {
+            return Err(wrong_request(request, "for another type of QP", "a QP of its type"));
+        }
+        self.check_unconnected(qp, now)?;
         let Some(Slot::RcRequest(asked)) = self.remove(key) else { return Ok(()) };
         if let Some(l) = self.listeners.get_mut(&asked.listener) {
             l.pending -= 1;
@@ -163,11 +181,11 @@ impl ConnectionManager {
             ids,
             asked: Some(known),
             addresses: AddressPair { local: (to, port).into(), peer: asked.asked.from },
-            source: self.service.index_of(to).unwrap_or(0),
             offer,
             remote_qp: asked.asked.qp,
             message: Box::new(reply.emit()),
             repeats: REPEATS,
+            delayed: false,
         })));
         self.connections.by_id.insert(ids.exchange.id, key);
         self.connections.by_qp.insert(qp, key);
@@ -208,7 +226,7 @@ impl ConnectionManager {
         let reject = rejection(asked.ids(), Rejected::REQUEST, Reason::TIMEOUT);
         let (from, to) = (asked.from(), asked.asked.to);
         self.withdraw_rc_request(key, "the deadline passed");
-        self.send_unasked(to, from, reject.emit(), now);
+        self.send_message(to, from, reject.emit(), now);
     }
 
     /// Ends an undecided request without an answer.

@@ -39,6 +39,8 @@ pub struct RcAcceptParams {
     pub request: RequestId,
     /// The QP to connect.
     pub qp: QpId,
+    /// Type of the QP; `None` for a QP that only names the program's own.
+    pub kind: Option<Service>,
     /// This end's parameters.
     pub offer: RcOffer,
     /// GUID of the device.
@@ -122,14 +124,14 @@ pub struct RcConnection {
     /// At the passive end, the key in [`Connections::by_request`].
     pub(super) asked: Option<(IpAddr, Exchange)>,
     pub(super) addresses: AddressPair,
-    /// Index of the source GID in the device's table.
-    pub(super) source: u16,
     pub(super) offer: RcOffer,
     pub(super) remote_qp: QpId,
     /// The last message sent, to repeat it.
     pub(super) message: Box<Bytes>,
     /// Number of times that the message may still be repeated.
     pub(super) repeats: u8,
+    /// The peer has asked for more time since the message was last sent.
+    pub(super) delayed: bool,
 }
 
 /// Phase of a connection (IBTA specification, volume 1, section 12.9.7).

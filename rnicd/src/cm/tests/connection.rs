@@ -33,18 +33,22 @@ impl Node {
         self.cm.listen(LISTENER, backlog).expect("listen");
     }
 
-    fn ask_rc(&mut self, from: &str, to: &str, private_data: &[u8]) {
-        let params = RcConnectParams {
+    fn params(&self, from: &str, port: u16, to: &str, private_data: &[u8]) -> RcConnectParams {
+        RcConnectParams {
             session: OTHER,
             qp: ACTIVE,
             kind: Service::Reliable,
             space: PortSpace::Tcp,
             peer: SocketAddr::new(ip(to), PORT),
-            local: Some(SocketAddr::new(ip(from), 0)),
+            local: Some(SocketAddr::new(ip(from), port)),
             offer: offer(0x111),
             guid: GUID,
             private_data: private_data.to_vec(),
-        };
+        }
+    }
+
+    fn ask_rc(&mut self, from: &str, to: &str, private_data: &[u8]) {
+        let params = self.params(from, 0, to, private_data);
         self.cm.connect_rc(params, self.now).expect("asked");
     }
 
@@ -60,7 +64,8 @@ impl Node {
     fn accept_rc(&mut self, request: RequestId) {
         let private_data = b"welcome".to_vec();
         let (qp, offer, guid) = (PASSIVE, offer(0x222), GUID);
-        let params = RcAcceptParams { request, qp, offer, guid, private_data };
+        let kind = Some(Service::Reliable);
+        let params = RcAcceptParams { request, qp, kind, offer, guid, private_data };
         self.cm.accept_rc(params, self.now).expect("accepted");
     }
 
@@ -152,7 +157,8 @@ fn local_connection_sends_no_packet() {
         assert_eq!((peer.retry_count, peer.rnr_retry, peer.ack_timeout), (6, 5, 17));
         let own = if to == A { A } else { "127.0.0.1" };
         assert_eq!(peer.gid, Gid::from(ip(own)));
-        assert_eq!((node.row().pending, node.cm.startups()), (1, 1));
+        // A request of this daemon is not charged to the listener's user.
+        assert_eq!((node.row().pending, node.cm.startups()), (1, 0));
         node.accept_rc(request);
         assert_eq!((node.row().pending, node.row().accepted, node.cm.startups()), (0, 1, 0));
         let (peer, data) = node.replied_rc();
@@ -197,13 +203,18 @@ fn lost_messages_are_repeated() {
     assert_eq!(b.mad().2, rep.2);
     a.take(&rep);
     a.replied_rc();
-    // A repeated REP before the confirmation.
+    // A repeated REP before the confirmation is answered with MRA.
     a.take(&rep);
-    a.is_silent();
+    let mra = a.mad();
+    assert!(matches!(message(&mra), Message::Delay(_)));
+    b.take(&mra);
     a.cm.establish_rc(ACTIVE, a.now).expect("a reply");
     let rtu = a.mad();
-    // RTU is lost.
+    // RTU is lost. MRA postpones the next REP, but only once.
     b.pass(REPEAT);
+    b.is_silent();
+    b.take(&mra);
+    b.pass(Duration::from_secs(69));
     a.take(&b.mad());
     assert_eq!(a.mad().2, rtu.2);
     b.take(&rtu);
@@ -298,6 +309,15 @@ fn rejections_have_their_reason() {
     a.cm.abandon_rc(ACTIVE, a.now);
     b.take(&a.mad());
     assert_eq!(b.withdrawn(request), "the requester gave up");
+    // While REP is under way.
+    a.ask_rc(A, B, b"");
+    b.take(&a.mad());
+    let (request, ..) = b.asked_rc();
+    b.accept_rc(request);
+    a.cm.abandon_rc(ACTIVE, a.now);
+    b.take(&a.mad());
+    b.mad();
+    assert_eq!(b.rejected_rc(PASSIVE).0, Reason::CONSUMER.0);
     a.ask_rc(A, B, b"");
     b.take(&a.mad());
     let (request, ..) = b.asked_rc();
@@ -436,6 +456,9 @@ fn port_spaces_are_separate() {
     }
     let again = node.cm.bind_service(SESSION, ListenerId(24), PortSpace::Ib, address.into());
     assert!(matches!(again, Err(Refusal::InUse { .. })), "{again:?}");
+    // Another session cannot ask from a port that this one serves.
+    let refused = node.cm.connect_rc(node.params(A, PORT, A, b""), node.now);
+    assert!(matches!(refused, Err(Refusal::InUse { .. })), "{refused:?}");
     node.ask_rc(A, A, b"");
     match node.cm.poll_event() {
         Some(CmEvent::RcRequest { listener, .. }) => assert_eq!(listener, ListenerId(21)),
@@ -478,6 +501,7 @@ impl Node {
         let params = RcAcceptParams {
             request: RequestId(2),
             qp: PASSIVE,
+            kind: None,
             offer: offer(1),
             guid: GUID,
             private_data: Vec::new(),
@@ -485,4 +509,34 @@ impl Node {
         let refused = self.cm.accept_rc(params, self.now);
         assert!(matches!(refused, Err(Refusal::WrongState { .. })), "{refused:?}");
     }
+}
+
+#[test]
+fn an_ending_connection_gives_way_to_the_next() {
+    let (mut a, ..) = connected();
+    a.cm.disconnect_rc(ACTIVE, a.now).expect("connected");
+    a.mad();
+    a.ask_rc(A, B, b"again");
+    assert!(matches!(message(&a.mad()), Message::Disconnect(..)));
+    assert!(matches!(message(&a.mad()), Message::Request(_)));
+}
+
+#[test]
+fn the_types_of_both_qps_are_the_same() {
+    let mut b = Node::at(B, options());
+    b.serve_rc(B, 2);
+    let mut a = Node::at(A, options());
+    let params = RcConnectParams { kind: Service::Unreliable, ..a.params(A, 0, B, b"") };
+    a.cm.connect_rc(params, a.now).expect("asked");
+    b.take(&a.mad());
+    a.take(&b.mad());
+    assert_eq!(a.rejected_rc(ACTIVE).0, Reason::INVALID_SERVICE_TYPE.0);
+    a.ask_rc(A, B, b"");
+    b.take(&a.mad());
+    let (request, ..) = b.asked_rc();
+    let kind = Some(Service::Unreliable);
+    let (offer, private_data) = (offer(1), Vec::new());
+    let params = RcAcceptParams { request, qp: PASSIVE, kind, offer, guid: GUID, private_data };
+    assert!(matches!(b.cm.accept_rc(params, b.now), Err(Refusal::WrongState { .. })));
+    b.accept_rc(request);
 }

@@ -117,13 +117,17 @@ impl Manager {
         mode: DisconnectMode,
         now: Time,
     ) -> Answer {
-        let is_ud = find(&mut self.sessions, id)?.qp(qp)?.kind == QpType::Ud;
+        let kind = find(&mut self.sessions, id)?.qp(qp)?.kind;
         if self.cm.has_connection(qp) {
             self.cm.disconnect_rc(qp, now)?;
             return Outcome::done();
         }
-        if is_ud {
-            return self.cancel_resolution(qp);
+        match kind {
+            QpType::Ud => return self.cancel_resolution(qp),
+            QpType::Rc | QpType::Uc => {
+                return Err(wrong_state(qp, "not connected", "a connection or an attempt"));
+            }
+            QpType::Iwarp => {}
         }
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         match object.phase {

@@ -61,14 +61,16 @@ impl Manager {
     pub(in crate::resource) fn accept_rc(
         &mut self,
         id: SessionId,
-        params: RcAcceptParams,
+        mut params: RcAcceptParams,
         now: Time,
     ) -> Answer {
         let (request, qp) = (params.request, params.qp);
         check_offer(&params.offer)?;
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
-        service_of(qp, session.qp(qp)?)?;
+        let object = session.qp(qp)?;
+        let kind = service_of(qp, object)?;
+        params.kind = (object.kind != QpType::Ud).then_some(kind);
         self.cm.accept_rc(params, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
         Outcome::done()
