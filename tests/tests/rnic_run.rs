@@ -343,6 +343,8 @@ fn failures_have_the_exit_codes_of_env() {
             "no device \"rnicd9\"; this daemon has rnicd0 and rnicd1",
         ),
         (&["--devices", "rnicd1, rnicd0", "true"], 0, ""),
+        (&["--as", "mlx5", "true"], 2, "[possible values: rxe, siw]"),
+        (&["--as", "siw", "--devices", "rnicd0", "true"], 2, "cannot be used with"),
         (&["sh", "-c", "exit 99"], 99, ""),
         (&[], 2, "<PROGRAM>"),
     ] {
@@ -389,13 +391,13 @@ fn the_environment_is_printed_for_any_shell() {
     std::fs::rename(place.at("bin/verbs"), &odd).unwrap();
     let folder = odd.to_str().unwrap();
     let script = "eval \"$(\"$0\" --idle 5s --lib-dir \"$1\" --print-env)\" || exit 1\n\
-                  printf '%s\\n' \"$LD_LIBRARY_PATH\" \"$RNIC_SOCKET\"";
+                  printf '%s\\n' \"$LD_LIBRARY_PATH\" \"$RNIC_DEVICES\" \"$RNIC_SOCKET\"";
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg(place.at("bin/rnic-run")).arg(folder);
     command.env("RNIC_SOCKET", place.socket()).env("LD_LIBRARY_PATH", "/a b:/c");
     let output = command.env_remove("RUST_LOG").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let expected = format!("{folder}:/a b:/c\n{}\n", place.socket().display());
+    let expected = format!("{folder}:/a b:/c\nrnicd1\n{}\n", place.socket().display());
     assert_eq!(text, expected, "{}", said(&output));
     place.is_left();
     let devices = ["--idle", "5s", "--lib-dir", folder, "--devices", "rnicd1"];
@@ -403,6 +405,11 @@ fn the_environment_is_printed_for_any_shell() {
     assert!(said(&output).contains("export RNIC_DEVICES=rnicd1;"), "{}", said(&output));
     let output = place.run(&[&devices[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
     assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    for (driver, shown) in [("rxe", "rnicd1\n"), ("siw", "rnicd0\n")] {
+        let options = ["--idle", "5s", "--lib-dir", folder, "--as", driver];
+        let output = place.run(&[&options[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
+        assert_eq!(output.stdout, shown.as_bytes(), "{}", said(&output));
+    }
     place.is_left();
     let output = place.run(&["--lib-dir", folder, "--no-start", "--print-env"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0));

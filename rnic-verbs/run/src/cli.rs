@@ -38,8 +38,12 @@ struct Cli {
     /// Daemon to start if needed [default: rnicd beside this program, else in PATH].
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
-    /// Devices for the program, in this order ("rnicd0,rnicd1") [default: RNIC_DEVICES, else all,
-    /// the RoCE device first].
+    /// The kernel driver whose device the program expects: rxe shows the RoCE device, which has
+    /// everything (RC, UC and UD, with and without rdma_cm), siw the iWARP device [default: the
+    /// devices in RNIC_DEVICES, else rxe].
+    #[arg(long = "as", value_name = "DRIVER", conflicts_with = "devices")]
+    driver: Option<Driver>,
+    /// Devices for the program, in this order ("rnicd1,rnicd0").
     #[arg(long, value_name = "NAMES")]
     devices: Option<OsString>,
     /// Time without clients after which a started daemon exits ("60s", "5min").
@@ -72,6 +76,13 @@ struct Cli {
     program: Vec<OsString>,
 }
 
+/// A kernel driver of software RDMA devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Driver {
+    Rxe,
+    Siw,
+}
+
 const USAGE: &str = "rnic-run [OPTIONS] PROGRAM [ARGS]...
        rnic-run [OPTIONS] --check [PROGRAM]
        rnic-run [OPTIONS] --print-env";
@@ -80,6 +91,7 @@ const EXAMPLES: &str = "\
 Examples:
   rnic-run rping -s -a 127.0.0.1
   rnic-run ib_write_bw -R 192.0.2.7
+  rnic-run --as siw rping -c -a 192.0.2.7
   rnic-run --check ib_write_bw
   rnic-run --mount ls /sys/class/infiniband
   eval \"$(rnic-run --print-env)\"";
@@ -162,12 +174,12 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
         )),
         None => {}
     }
-    let mut tree = serving_tree(cli)?;
+    let mut shown = show(cli)?;
     if cli.mount {
-        mount::show(&tree.take().ok_or(MountError::NoTree)?)?;
+        mount::show(&shown.tree.take().ok_or(MountError::NoTree)?)?;
     }
     let mut command = Command::new(program);
-    command.args(arguments).envs(environment(cli, &folder, tree));
+    command.args(arguments).envs(environment(&folder, shown));
     let error = command.exec();
     let program = PathBuf::from(program);
     Err(match error.kind() {
@@ -178,7 +190,8 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
 }
 
 /// Returns the environment through which a program finds libraries and devices.
-fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static str, OsString)> {
+fn environment(folder: &Path, shown: Shown) -> Vec<(&'static str, OsString)> {
+    let Shown { tree, devices } = shown;
     let has = |name: &str| std::env::var_os(name);
     let mut all =
         vec![(PATH_VARIABLE, libraries::path_with(folder, has(PATH_VARIABLE).as_deref()))];
@@ -191,14 +204,14 @@ fn environment(cli: &Cli, folder: &Path, tree: Option<PathBuf>) -> Vec<(&'static
             (SANITIZER_VARIABLE, options),
         ]);
     }
-    all.extend(cli.devices.iter().map(|names| (DEVICES_VARIABLE, names.clone())));
+    all.extend(devices.map(|names| (DEVICES_VARIABLE, names)));
     all
 }
 
 /// Prints the environment in which programs find the libraries and the daemon.
 fn print_env(cli: &Cli) -> Result<(), RunError> {
     let folder = libraries::folder(cli.lib_dir.as_deref())?;
-    let tree = serving_tree(cli)?;
+    let shown = show(cli)?;
     let socket = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty());
     let mut out = io::stdout().lock();
     let mut export = |name: &str, value: &OsStr| {
@@ -206,7 +219,7 @@ fn print_env(cli: &Cli) -> Result<(), RunError> {
         let line: OsString = line.into_iter().collect();
         out.write_all(line.as_encoded_bytes()).and_then(|()| out.write_all(b";\n"))
     };
-    let all = environment(cli, &folder, tree);
+    let all = environment(&folder, shown);
     let mut all = all.into_iter().chain(socket.map(|socket| (SOCKET_VARIABLE, socket)));
     let printed = all.try_for_each(|(name, value)| export(name, &value));
     printed.map_err(|error| RunError::System { what: "cannot write to standard output", error })
@@ -225,17 +238,34 @@ fn examine(cli: &Cli) -> ExitCode {
     if report.can_work() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Ensures that a daemon serves this user and has the devices of `--devices`. Returns the directory
-/// with its device files.
-fn serving_tree(cli: &Cli) -> Result<Option<PathBuf>, RunError> {
+/// What the program sees of a daemon.
+#[derive(Default)]
+struct Shown {
+    /// Directory with the device files, if there is one.
+    tree: Option<PathBuf>,
+    /// New value of `RNIC_DEVICES`.
+    devices: Option<OsString>,
+}
+
+/// Ensures that a daemon serves this user and has the devices of `--devices`. Returns what the
+/// program sees.
+fn show(cli: &Cli) -> Result<Shown, RunError> {
     // If the daemon has exited again, the program itself reports the error.
-    let Some((tree, devices)) = ensure_daemon(cli)? else { return Ok(None) };
+    let Some((tree, devices)) = ensure_daemon(cli)? else { return Ok(Shown::default()) };
     let wanted = cli.devices.as_ref().map(|names| names.to_string_lossy());
     let mut names = wanted.iter().flat_map(|names| names.split(',')).map(str::trim);
     if let Some(name) = names.find(|name| !devices.iter().any(|device| device == name)) {
         return Err(RunError::NoDevice { name: name.to_owned(), devices });
     }
-    Ok(tree)
+    let [iwarp, roce] = devices;
+    let named = || std::env::var_os(DEVICES_VARIABLE);
+    let devices = match (cli.driver, &cli.devices) {
+        (Some(Driver::Rxe), _) => Some(roce.into()),
+        (Some(Driver::Siw), _) => Some(iwarp.into()),
+        (None, Some(names)) => Some(names.clone()),
+        (None, None) => named().is_none().then(|| roce.into()),
+    };
+    Ok(Shown { tree, devices })
 }
 
 /// Directory with a daemon's device files, if there is one, and the names of its devices.
