@@ -346,5 +346,10 @@ fn wireshark_reads_the_connection_messages() {
         "_ws.malformed",
     ];
     let found = tshark::udp_fields(&file, port, &fields);
-    assert_eq!(found, ["REQ", "REP", "REJ"]);
+    let qps = [end.qp.id().0, passive.qp.id().0];
+    // Port 7471. All loopback addresses have the GID of 127.0.0.1.
+    let req = format!("0x0010|0x1d2f|{:#08x}|0x123456|0x07|0x03|127.0.0.1|127.0.0.1|||||", qps[0]);
+    let rep = format!("0x0013||||||||{:#08x}|0x654321|0x04||", qps[1]);
+    let rej = "0x0012|||||||||||0x001c|";
+    assert_eq!(found, [&req, &rep, rej]);
 }
