@@ -72,6 +72,8 @@ pub struct Group {
     pub package: &'static str,
     /// Property of all cases for the heading, or empty.
     pub manner: &'static str,
+    /// Devices that the programs see (`RNIC_DEVICES`), or empty for all.
+    pub devices: &'static str,
     /// Further configuration of the daemons.
     pub config: &'static str,
     /// Cases in the order in which they run.
@@ -150,6 +152,10 @@ pub const GROUPS: &[&Group] = &[
     &PINGPONG,
     &ROCE_PERFTEST,
     &UCX,
+    &ROCE_RDMACM,
+    &ROCE_RDMACM_PERFTEST,
+    &ROCE_FABRIC,
+    &ROCE_UCX,
 ];
 
 /// Programs that list devices.
@@ -157,6 +163,7 @@ pub const DEVICES: Group = Group {
     program: "ibv_devinfo",
     package: "ibverbs-utils",
     manner: "",
+    devices: "",
     config: "",
     cases: &[
         Case::alone("ibv_devices").client_says(&["^rnicd1 ", "^rnicd0 "]),
@@ -179,6 +186,7 @@ pub const STATUS: Group = Group {
     program: "ibstat",
     package: "infiniband-diags",
     manner: "",
+    devices: "",
     config: "",
     cases: &[Case::alone("ibstat rnicd1").client_says(&[
         "^CA 'rnicd1'",
@@ -193,6 +201,7 @@ pub const RDMACM: Group = Group {
     program: "rping",
     package: "rdmacm-utils",
     manner: "",
+    devices: "",
     config: "",
     cases: &[
         Case::pair(
@@ -258,6 +267,7 @@ pub const PERFTEST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
     manner: "",
+    devices: "",
     config: "",
     cases: &[
         perftest!("send_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
@@ -300,6 +310,7 @@ pub const NEW_POST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
     manner: "",
+    devices: "",
     config: "[device]\nvendor_id = 0x02c9\nvendor_part_id = 4119\n\
              [wired]\nvendor_id = 0x02c9\nvendor_part_id = 4119\n",
     cases: &[
@@ -331,6 +342,7 @@ pub const PINGPONG: Group = Group {
     program: "ibv_rc_pingpong",
     package: "ibverbs-utils",
     manner: ", RoCE device",
+    devices: "",
     config: "",
     cases: &[
         pingpong!("rc_pingpong -n 200").both_say(&["^200 iters in"]).bytes(2 * 200 * 4096),
@@ -358,6 +370,7 @@ pub const ROCE_PERFTEST: Group = Group {
     program: "ib_write_bw",
     package: "perftest",
     manner: ", RoCE device",
+    devices: "",
     config: "",
     cases: &[
         roce_perftest!("send_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
@@ -427,6 +440,7 @@ pub const UCX: Group = Group {
     program: "ucx_perftest",
     package: "ucx-utils",
     manner: "",
+    devices: "",
     config: "",
     cases: &[
         Case::alone("ucx_info -d").client_says(&[
@@ -489,6 +503,7 @@ pub const FIO: Group = Group {
     program: "fio",
     package: "fio",
     manner: "",
+    devices: "",
     config: "",
     cases: &[fio!("write"), fio!("read"), fio!("send")],
 };
@@ -515,6 +530,7 @@ pub const QPERF: Group = Group {
     program: "qperf",
     package: "qperf",
     manner: "",
+    devices: "",
     config: "",
     cases: &[
         qperf!("rc_bw", "^bw = ", "", 1000),
@@ -549,6 +565,7 @@ pub const FABRIC: Group = Group {
     program: "fi_pingpong",
     package: "libfabric-bin",
     manner: "",
+    devices: "",
     config: "",
     cases: &[
         fabric!("verbs", "msg")
@@ -559,6 +576,98 @@ pub const FABRIC: Group = Group {
             .bytes(20 << 20),
         fabric!("verbs", "dgram").both_say(&["^64 10 =10 ", "^1k 10 =10 "]).bytes(20 << 10),
     ],
+};
+
+/// The utilities of librdmacm, with RC QPs.
+pub const ROCE_RDMACM: Group = Group {
+    program: "rping",
+    package: "rdmacm-utils",
+    manner: ", rdma_cm on the RoCE device",
+    devices: "rnicd1",
+    config: "",
+    cases: &[
+        Case::pair(
+            "rping -c -a {ip} -p {port} -C 10 -v -V",
+            "rping -s -a {ip} -p {port} -C 10 -v -V",
+        )
+        .client_says(&["^ping data: rdma-ping-9: JKLMNOP"])
+        .server_says(&["^server ping data: rdma-ping-9: JKLMNOP"])
+        .bytes(2 * 10 * 64),
+        // Creates its QPs without the ids.
+        Case::pair(
+            "rping -c -q -a {ip} -p {port} -C 10 -v -V",
+            "rping -s -q -a {ip} -p {port} -C 10 -v -V",
+        )
+        .client_says(&["^ping data: rdma-ping-9: JKLMNOP"])
+        .server_says(&["^server ping data: rdma-ping-9: JKLMNOP"])
+        .bytes(2 * 10 * 64),
+        Case::pair(
+            "ucmatose -s {ip} -p {port} -c 4 -C 20",
+            "ucmatose -b {ip} -p {port} -c 4 -C 20",
+        )
+        .both_say(&["^data transfers complete", "^test complete", "^return status 0"])
+        .bytes(2 * 4 * 20 * 100),
+        Case::pair("cmtime -s {ip} -p {port} -c 10", "cmtime -b {ip} -p {port} -c 10")
+            .client_says(&["^connect :", "^disconnect :", "^destroy :"])
+            .bytes(0)
+            .killed(),
+        Case::pair("rdma_client -s {ip} -p {port}", "rdma_server -s {ip} -p {port}")
+            .client_says(&["^rdma_client: end 0"])
+            .server_says(&["^rdma_server: end 0"])
+            .bytes(2 * 16),
+    ],
+};
+
+/// Benchmarks of every operation, with RC QPs.
+pub const ROCE_RDMACM_PERFTEST: Group = Group {
+    program: "ib_write_bw",
+    package: "perftest",
+    manner: ", rdma_cm on the RoCE device",
+    devices: "rnicd1",
+    config: "",
+    cases: &[
+        perftest!("send_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        perftest!("write_bw -q 4 -n 100").both_say(&["^65536 400 "]).bytes(400 << 16),
+        perftest!("read_lat -n 100").client_says(&["^2 100 "]).bytes(100 * 2),
+        perftest!("atomic_lat -n 100").client_says(&["^8 100 "]).bytes(100 * 8),
+        perftest!("send_bw --use-srq -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+    ],
+};
+
+/// libfabric over verbs, with RC QPs.
+pub const ROCE_FABRIC: Group = Group {
+    program: "fi_pingpong",
+    package: "libfabric-bin",
+    manner: ", rdma_cm on the RoCE device",
+    devices: "rnicd1",
+    config: "",
+    cases: &[
+        fabric!("verbs", "msg")
+            .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
+            .bytes(20 << 20),
+        fabric!("verbs;ofi_rxm", "rdm")
+            .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
+            .bytes(20 << 20),
+    ],
+};
+
+/// A program with UCX, which connects by rdma_cm and wires its RC QPs itself.
+pub const ROCE_UCX: Group = Group {
+    program: "io_demo",
+    package: "ucx-utils",
+    manner: ", rdma_cm on the RoCE device",
+    devices: "rnicd1",
+    config: "",
+    cases: &[Case::pair(
+        "env UCX_LOG_LEVEL=info UCX_TLS=rc_verbs,ud_verbs:aux,self \
+         UCX_SOCKADDR_TLS_PRIORITY=rdmacm io_demo -q -d 64:65536 -i 1000 -t inf -n inf \
+         -p {port} {ip}",
+        "env UCX_TLS=rc_verbs,ud_verbs:aux,self \
+         UCX_SOCKADDR_TLS_PRIORITY=rdmacm io_demo -q -d 64:65536 -p {port}",
+    )
+    .client_says(&["tag(rc_verbs/rnicd1:1)", "Client exit with status 'OK'"])
+    .bytes(1000 * 64)
+    .killed()],
 };
 
 /// Programs that run until they are killed, and the bytes to move before that.

@@ -73,6 +73,10 @@ settings! {
     pingpong: PINGPONG,
     perftest_roce: ROCE_PERFTEST,
     ucx: UCX,
+    rdmacm_roce: ROCE_RDMACM,
+    rdmacm_perftest_roce: ROCE_RDMACM_PERFTEST,
+    fabric_roce: ROCE_FABRIC,
+    ucx_roce: ROCE_UCX,
 }
 
 #[test]

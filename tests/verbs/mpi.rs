@@ -39,8 +39,14 @@ pub const PROGRAMS: [(&str, usize); 3] = [
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c");
 
 /// The group for [`Stage::new`]. Its cases are below.
-const GROUP: Group =
-    Group { program: "mpirun", package: "openmpi-bin", manner: "", config: "", cases: &[] };
+const GROUP: Group = Group {
+    program: "mpirun",
+    package: "openmpi-bin",
+    manner: "",
+    devices: "",
+    config: "",
+    cases: &[],
+};
 
 /// Ranks of a run, half of them at each end if there are two.
 struct Ranks {

@@ -54,6 +54,9 @@ fn page() -> String {
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
     write!(text, "\n## {}{}", group.package, group.manner)?;
+    if !group.devices.is_empty() {
+        write!(text, " (`RNIC_DEVICES={}`)", group.devices)?;
+    }
     // All tables of the configuration must have the same keys.
     let tables: Vec<_> =
         group.config.split('[').skip(1).filter_map(|t| t.split_once('\n')).collect();

@@ -29,6 +29,8 @@ pub struct Stage {
     figures: TempDir,
     /// Folder with both libraries.
     libraries: PathBuf,
+    /// Devices that the programs see, or empty for all.
+    devices: &'static str,
     /// Port of the last case. Ports in the namespaces are all free.
     port: u16,
     /// Declared last, because it must be dropped after the daemons.
@@ -76,7 +78,8 @@ impl Stage {
             Setting::Direct | Setting::Tcp => built::libraries().to_owned(),
             Setting::Users => verbs::directory_for_all(&daemons[0]),
         };
-        Some(Stage { setting, daemons, figures, libraries, port: 7000, apart })
+        let devices = group.devices;
+        Some(Stage { setting, daemons, figures, libraries, devices, port: 7000, apart })
     }
 
     /// Runs a case. Returns the reason if it failed; otherwise none of its objects remain.
@@ -244,6 +247,9 @@ impl Stage {
         let fill = |word: &str| word.replace("{ip}", ip).replace("{port}", &port);
         command.args(words.split_whitespace().map(fill));
         command.envs(self.environment(end));
+        if !self.devices.is_empty() {
+            command.env("RNIC_DEVICES", self.devices);
+        }
         // Logs the reasons for refusals and failures.
         command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
         // Some programs fork, and their children must be killed, too.

@@ -460,7 +460,8 @@ const RTS: &str = "3";
 const ERROR: &str = "6";
 
 /// The package that builds the program.
-const GROUP: Group = Group { program: "cc", package: "gcc", manner: "", config: "", cases: &[] };
+const GROUP: Group =
+    Group { program: "cc", package: "gcc", manner: "", devices: "", config: "", cases: &[] };
 
 fn all(setting: Setting) {
     let scratch = folder();
