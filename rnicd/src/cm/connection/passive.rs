@@ -55,8 +55,9 @@ impl ConnectionManager {
         // not use up those of the listener's user. Only requests with room count, so a flood does
         // not exhaust the user's connection rate.
         let is_local = self.service.stays_local(to, from);
-        let may = || self.has_room_for(session);
-        if !is_local && !(may() && self.is_within_rates(session, from, now)) {
+        let may_ask =
+            is_local || self.has_room_for(session) && self.is_within_rates(session, from, now);
+        if !may_ask {
             return;
         }
         let id = self.new_connection_id();
