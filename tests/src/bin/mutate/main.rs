@@ -19,7 +19,7 @@ use rnic_tests::conformance::{self, Mutation, NOTICED, Notice, Record};
 use serde::Serialize;
 
 use copy::{Copy, Outcome, Programs};
-use weave::Woven;
+use weave::{Numbered, Woven};
 
 #[derive(Parser)]
 struct Args {
@@ -28,7 +28,7 @@ struct Args {
     /// Only faults that have not been detected here yet.
     #[arg(long)]
     new: bool,
-    /// Faults tested at a time. Default: number of CPUs.
+    /// Faults tested at a time. Default: four for each CPU.
     #[arg(long)]
     jobs: Option<usize>,
     /// Top of the repository.
@@ -54,71 +54,86 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     let record = Record::read(&args.root)?;
     // Numbered from 1: 0 stands for no fault.
-    let chosen: Vec<(usize, &Mutation)> = record
+    let all: Vec<Numbered> = record
         .mutations
         .iter()
-        .filter(|m| !(args.new && record.notice_of(m).is_some()))
         .filter(|m| args.only.as_ref().is_none_or(|part| concerns(m, part)))
         .enumerate()
         .map(|(n, m)| (n + 1, m))
         .collect();
+    // A run with `--new` builds the same as the run that it continues.
+    let is_chosen = |m: &Mutation| !(args.new && record.notice_of(m).is_some());
+    let chosen: Vec<_> = all.iter().copied().filter(|(_, m)| is_chosen(m)).collect();
     let jobs = match args.jobs {
         Some(jobs) => jobs.max(1),
-        None => std::thread::available_parallelism()?.get(),
+        None => JOBS_PER_CPU * std::thread::available_parallelism()?.get(),
     };
     let copy = Copy::of(&args.root)?;
     let progress = Mutex::new(Progress::new(args, &record, &chosen));
-    let mut left = weave_all(&copy, &chosen)?;
+    let mut left = weave_all(&copy, &all)?;
     let together: Vec<_> = chosen.iter().copied().filter(|(n, _)| !left.contains(n)).collect();
-    let programs = copy.build(&targets(&chosen))?;
-    pass_without_faults(&copy, &programs, &chosen)?;
-    let queue = Mutex::new(together.iter());
-    let unnoticed = in_parallel(jobs, || -> Result<Vec<usize>, String> {
-        let mut unnoticed = Vec::new();
-        loop {
-            let next = queue.lock().map_err(|e| e.to_string())?.next().copied();
-            let Some((number, m)) = next else { return Ok(unnoticed) };
-            let outcome = copy.test(&programs, m, &m.tests, number).map_err(|e| e.to_string())?;
-            match told(outcome) {
-                None => unnoticed.push(number),
-                by => progress
-                    .lock()
-                    .map_err(|e| e.to_string())?
-                    .note(m, by)
-                    .map_err(|e| e.to_string())?,
-            }
-        }
-    })?;
-    left.extend(unnoticed);
-    for (_, m) in &chosen {
+    if !together.is_empty() {
+        let programs = copy.build(&targets(&all))?;
+        pass_without_faults(&copy, &programs, &together)?;
+        left.extend(test_together(&copy, &programs, &together, jobs, &progress)?);
+    }
+    for (_, m) in &all {
         copy.restore(&m.file)?;
     }
     let mut progress = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (_, m) in chosen.iter().filter(|(number, _)| left.contains(number)) {
         let right = copy.original(&m.file)?;
         copy.write(&m.file, &right.replace(&m.from, &m.to))?;
-        let programs = copy.build_for(m)?;
-        let outcome = copy.test(&programs, m, &m.tests, 0)?;
+        let by = match copy.build_for(m) {
+            Ok(programs) => told(copy.test(&programs, m, &m.tests, 0)?),
+            Err(error) => {
+                println!("{} {}: {error}", m.broken(), m.file);
+                None
+            }
+        };
         copy.restore(&m.file)?;
-        progress.note(m, told(outcome))?;
+        progress.note(m, by)?;
     }
     Ok(progress.unnoticed)
+}
+
+/// Tests the faults that are built together. Returns the numbers of those that no test detected.
+fn test_together(
+    copy: &Copy,
+    programs: &Programs,
+    together: &[Numbered],
+    jobs: usize,
+    progress: &Mutex<Progress<'_>>,
+) -> Result<Vec<usize>, String> {
+    let queue = Mutex::new(together.iter());
+    in_parallel(jobs, || {
+        let mut unnoticed = Vec::new();
+        loop {
+            let next = queue.lock().map_err(|e| e.to_string())?.next().copied();
+            let Some((number, m)) = next else { return Ok(unnoticed) };
+            let outcome = copy.test(programs, m, &m.tests, number).map_err(|e| e.to_string())?;
+            match told(outcome) {
+                None => unnoticed.push(number),
+                by => {
+                    let mut progress = progress.lock().map_err(|e| e.to_string())?;
+                    progress.note(m, by).map_err(|e| e.to_string())?;
+                }
+            }
+        }
+    })
 }
 
 fn concerns(m: &Mutation, part: &str) -> bool {
     m.file.contains(part) || m.from.contains(part) || m.broken().contains(part)
 }
 
-fn targets<'a>(faults: &[(usize, &'a Mutation)]) -> BTreeSet<&'a str> {
+fn targets<'a>(faults: &[Numbered<'a>]) -> BTreeSet<&'a str> {
     faults.iter().map(|(_, m)| m.target.as_str()).collect()
 }
 
 /// Puts all faults into the copy that compile together. Returns the numbers of the others.
-fn weave_all(
-    copy: &Copy,
-    chosen: &[(usize, &Mutation)],
-) -> Result<BTreeSet<usize>, Box<dyn Error>> {
-    let mut by_file: BTreeMap<&str, Vec<(usize, &Mutation)>> = BTreeMap::new();
+fn weave_all(copy: &Copy, chosen: &[Numbered]) -> Result<BTreeSet<usize>, Box<dyn Error>> {
+    let mut by_file: BTreeMap<&str, Vec<Numbered>> = BTreeMap::new();
     for (number, m) in chosen {
         by_file.entry(&m.file).or_default().push((*number, m));
     }
@@ -155,7 +170,7 @@ fn weave_all(
 fn pass_without_faults(
     copy: &Copy,
     programs: &Programs,
-    chosen: &[(usize, &Mutation)],
+    chosen: &[Numbered],
 ) -> Result<(), Box<dyn Error>> {
     let mut all: BTreeMap<(&str, &str), (&Mutation, BTreeSet<String>)> = BTreeMap::new();
     for (_, m) in chosen {
@@ -206,6 +221,9 @@ fn told(outcome: Outcome) -> Option<Vec<String>> {
     }
 }
 
+/// Most tests that a fault breaks wait until their deadline.
+const JOBS_PER_CPU: usize = 4;
+
 #[derive(Serialize)]
 struct Notices<'a> {
     notice: &'a [Notice],
@@ -222,7 +240,7 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn new(args: &Args, record: &'a Record, chosen: &[(usize, &Mutation)]) -> Progress<'a> {
+    fn new(args: &Args, record: &'a Record, chosen: &[Numbered]) -> Progress<'a> {
         let mut noticed = record.noticed.clone();
         noticed.retain(|n| record.mutations.iter().any(|m| n.is_of(m)));
         noticed.retain(|n| !chosen.iter().any(|(_, m)| n.is_of(m)));

@@ -12,6 +12,9 @@ use rnic_tests::conformance::Mutation;
 /// Environment variable with the number of the active fault. 0, the default, is none.
 pub const FAULT: &str = "RNIC_FAULT";
 
+/// A fault with its number.
+pub type Numbered<'a> = (usize, &'a Mutation);
+
 /// A file with all its faults.
 pub struct Woven {
     /// The new text of the file.
@@ -24,8 +27,8 @@ pub struct Woven {
 
 impl Woven {
     /// Inserts numbered faults into `text`.
-    pub fn new(text: &str, faults: &[(usize, &Mutation)]) -> Woven {
-        let mut functions: Vec<(Range<usize>, Vec<(usize, &Mutation)>)> = Vec::new();
+    pub fn new(text: &str, faults: &[Numbered]) -> Woven {
+        let mut functions: Vec<(Range<usize>, Vec<Numbered>)> = Vec::new();
         let mut left_out = Vec::new();
         for &(number, fault) in faults {
             let body = place_of(text, fault).and_then(|place| body_around(text, &place));
@@ -68,7 +71,7 @@ impl Woven {
     }
 
     /// Adds a `match` with the original body and one arm for each fault.
-    fn push_selection(&mut self, body: &str, faults: &[(usize, &Mutation)]) {
+    fn push_selection(&mut self, body: &str, faults: &[Numbered]) {
         self.text.push_str(&format!(
             "match {{ static F: ::std::sync::LazyLock<usize> = ::std::sync::LazyLock::new(|| \
              ::std::env::var(\"{FAULT}\").map_or(0, |n| n.parse().unwrap_or(0))); *F }} {{"
@@ -179,7 +182,7 @@ impl Queue {
     }
 
     fn woven(faults: &[Mutation]) -> Woven {
-        let numbered: Vec<(usize, &Mutation)> = (1..).zip(faults).collect();
+        let numbered: Vec<Numbered> = (1..).zip(faults).collect();
         Woven::new(TEXT, &numbered)
     }
 
