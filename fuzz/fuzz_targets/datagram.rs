@@ -43,8 +43,8 @@ fuzz_target!(|data: &[u8]| {
     management_datagrams(data);
 });
 
-/// Checks management messages: arbitrary bytes, and arbitrary bytes after a valid header. Encoding a
-/// parsed message must return one with the same meaning.
+/// Checks management messages: arbitrary bytes, and arbitrary bytes after a valid header. Encoding
+/// a parsed message must return one with the same meaning.
 fn management_datagrams(data: &[u8]) {
     let mut bytes = [0; mad::LEN];
     let some = data.len().min(mad::LEN);

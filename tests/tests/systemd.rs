@@ -55,7 +55,7 @@ cd /run/stage
 exec > "$1" 2>&1
 set -e
 ./rnicctl --socket /run/rnicd/rnicd.sock status
-run() { ./rnic-run --lib-dir /run/stage/lib --no-start "$@"; }
+run() { ./rnic-run --lib-dir /run/stage/lib --no-start --devices rnicd1,rnicd0 "$@"; }
 bench() {
     run ib_write_bw "$@" -n 100 &
     tries=0

@@ -8,9 +8,10 @@ use rnic_client::{ConnectOptions, QpId, ResolveOptions};
 
 use super::events::completed;
 use super::id::{CmIdBody, cm_id, of_device};
+use super::qp::show_state;
 use super::service::Service;
 use super::state::{Attempt, ConnectParams, IdBody, Phase, State};
-use crate::c::{RDMA_MAX_RESP_RES, ibv_event_type, rdma_cm_id, rdma_conn_param};
+use crate::c::{IBV_QPS_ERR, RDMA_MAX_RESP_RES, ibv_event_type, rdma_cm_id, rdma_conn_param};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::Live;
@@ -245,7 +246,13 @@ fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
         Phase::Undecided => found.id.disconnect(),
         Phase::Ended if !found.id.has_events() => found.id.disconnect(),
         _ if found.id.is_ud() => found.id.disconnect(),
-        _ => completed(id, |_, of| of.disconnect()),
+        _ => completed(id, |id, of| {
+            // Before the call, after which another thread may destroy the id.
+            if of.is_rc() {
+                show_state(id, IBV_QPS_ERR);
+            }
+            of.disconnect()
+        }),
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::ack::{CmEventBody, acknowledge, acknowledge_own};
 use super::channel::channel;
 use super::id::{self, CmIdBody, cm_id};
+use super::qp::show_state;
 use super::service::Service;
 use super::state::{CmEvent, IdBody};
 use crate::c::*;
@@ -19,7 +20,6 @@ use crate::system;
 use crate::verbs::ah::attributes_to;
 
 fn get(from: *mut rdma_event_channel, to: Out<*mut rdma_cm_event>) -> Result<(), Errno> {
-    let to = to.required("event")?;
     let to = to.required("event")?;
     to.write(fetch(from)?);
     Ok(())
@@ -78,6 +78,13 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
         conn.rnr_retry_count = peer.rnr_retry;
         conn.srq = peer.srq.into();
         conn.qp_num = peer.qp.0;
+    }
+    if arrived.id.is_rc() {
+        match arrived.kind {
+            RDMA_CM_EVENT_ESTABLISHED => show_state(of, IBV_QPS_RTS),
+            RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_CONNECT_ERROR => show_state(of, IBV_QPS_ERR),
+            _ => {}
+        }
     }
     head.param = match arrived.id.service {
         Service::Iwarp | Service::Rc(_) => rdma_cm_event_param { conn },

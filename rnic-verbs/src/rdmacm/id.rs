@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::ack::acknowledge_own;
 use super::channel::{self, channel, open_device};
-use super::rc::{HOP_LIMIT, PACKET_LIFE_TIME, gid_of};
+use super::rc_attr::{HOP_LIMIT, PACKET_LIFE_TIME, gid_of};
 use super::service::Service;
 use super::state::{EventChannel, IdBody};
 use crate::c::*;

@@ -10,11 +10,14 @@ use super::ack::{CmEventBody, acknowledge, acknowledge_own};
 use super::connect::{adopt_qp, wanted};
 use super::events::{self, completed};
 use super::id::{self, CmIdBody, cm_id, show_addresses};
-use super::qp;
+use super::qp::{self, show_state};
 use super::rc::{REJECT_DATA, check_private_data};
 use super::service::Service;
 use super::state::{ConnectParams, IdBody, Phase};
-use crate::c::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id, rdma_conn_param};
+use crate::c::{
+    IBV_QPS_INIT, IBV_QPS_RTS, RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id,
+    rdma_conn_param,
+};
 use crate::errno::{self, Errno};
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Live, live};
@@ -170,7 +173,12 @@ fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
 fn accept(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> Result<(), Errno> {
     let accept = |id: Live<CmIdBody>, of: &Arc<IdBody>| {
         adopt_qp(id);
-        of.accept(&wanted(parameters))
+        if !of.is_rc() {
+            return of.accept(&wanted(parameters));
+        }
+        // Before the call, after which another thread may destroy the id.
+        show_state(id, IBV_QPS_RTS);
+        of.accept(&wanted(parameters)).inspect_err(|_| show_state(id, IBV_QPS_INIT))
     };
     let found = cm_id(id)?;
     if found.id.is_ud() {

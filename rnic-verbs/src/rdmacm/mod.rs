@@ -26,6 +26,7 @@ pub(crate) mod option;
 mod port;
 pub(crate) mod qp;
 mod rc;
+mod rc_attr;
 pub(crate) mod resolve;
 mod service;
 pub(crate) mod srq;

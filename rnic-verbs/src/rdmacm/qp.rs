@@ -5,6 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::id::{CmIdBody, cm_id, of_device};
+use super::rc_attr::no_transition;
 use super::service::Service;
 use super::state::IdBody;
 use crate::c::*;
@@ -158,6 +159,14 @@ fn set_qp(id: Live<CmIdBody>, pd: *mut ibv_pd, made: *mut ibv_qp) -> Result<(), 
     Ok(())
 }
 
+/// Writes the state of an id's own QP to its C structure. The library has moved the QP without
+/// `ibv_modify_qp(3)`.
+pub(super) fn show_state(id: Live<CmIdBody>, state: ibv_qp_state) {
+    if let Ok(qp) = qp(get!(id.qp)) {
+        set!(qp.qp_base.state = state);
+    }
+}
+
 /// Moves a UD QP through all states up to RTS, so that it is usable at once.
 fn to_rts(made: Live<Arc<QpBody>>) -> Result<(), Errno> {
     for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
@@ -235,10 +244,6 @@ fn ud_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
         IBV_QPS_RTS => Ok(IBV_QP_STATE | IBV_QP_SQ_PSN),
         state => Err(no_transition(state)),
     }
-}
-
-pub(super) fn no_transition(state: ibv_qp_state) -> Errno {
-    invalid!("qp_state {state}: rdma_init_qp_attr supports INIT, RTR and RTS")
 }
 
 entry! {

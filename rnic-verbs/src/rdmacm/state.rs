@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rnic_client::{AddressPair, ConnectionRequest, DatagramAddress, Listener, Qp, QpId, RcPeer};
 
 use super::port::ReservedPort;
-use super::rc::{RcConnection, Reads};
+use super::rc_attr::{RcConnection, Reads};
 use super::service::Service;
 use crate::c;
 use crate::errno::Errno;

@@ -7,7 +7,7 @@ use rnic_abi::roce::PortSpace;
 use rnic_abi::types::{ListenerId, SessionId};
 use socket2::Socket;
 
-use super::service_port::RecentReplies;
+use super::recent_replies::RecentReplies;
 use crate::config::PortMap;
 
 /// A bound address of any port space, or the connection of a `ServeOver` request.

@@ -5,7 +5,7 @@
 //! an object here before a QP is chosen for it. A connect to one of this daemon's own listeners
 //! needs no TCP connection: the same state machines exchange their frames in memory, so both paths
 //! negotiate in the same way. UD QPs are not connected; messages resolve which QP serves a port
-//! (`sidr`), and RC and UC QPs are connected by messages too (`connection`), with the same listeners
+//! (`sidr`). RC and UC QPs are connected by messages too (`connection`), with the same listeners
 //! and requests. The results are [`CmEvent`]s.
 //!
 //! This module has no permissions or object tables, and identifies QPs by number. Limits are plain
@@ -21,7 +21,9 @@ mod listener;
 mod net;
 mod params;
 mod quota;
+mod recent_replies;
 mod service_port;
+mod services;
 mod shedding;
 mod sidr;
 mod slots;

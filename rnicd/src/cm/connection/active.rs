@@ -39,7 +39,7 @@ impl ConnectionManager {
             return Err(in_use(local, other));
         }
         if local.port() == 0 {
-            local.set_port(self.free_port(space).ok_or_else(none)?);
+            local.set_port(self.service.free_port(space).ok_or_else(none)?);
         }
         let transaction = self.service.new_transaction();
         let exchange = Exchange { transaction, id: self.new_connection_id() };

@@ -34,7 +34,7 @@ impl ConnectionManager {
         let none = || what(&Errno::ADDRNOTAVAIL.into());
         let source = self.service.index_of(local.ip()).ok_or_else(none)?;
         if local.port() == 0 {
-            local.set_port(self.free_port(PortSpace::Udp).ok_or_else(none)?);
+            local.set_port(self.service.free_port(PortSpace::Udp).ok_or_else(none)?);
         }
         let key = self.slots.vacant_key();
         // Keys are slot numbers, which stay far below `u32::MAX`.
