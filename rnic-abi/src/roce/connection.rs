@@ -1,9 +1,9 @@
 //! Management datagrams that connect RC and UC QPs.
 //!
-//! The formats follow the IBTA specification, volume 1, section 12.6; [`mad`](super::mad) describes
-//! the header. The active end sends REQ, the passive end answers with REP or REJ, and the active
-//! end confirms with RTU. MRA asks for more time. DREQ ends a connection, and DREP answers it. Each
-//! end chooses an ID for the connection, and messages contain the sender's and the receiver's.
+//! The formats follow the IBTA specification, volume 1, section 12.6; [`mad`] describes the header.
+//! The active end sends REQ, the passive end answers with REP or REJ, and the active end confirms
+//! with RTU. MRA asks for more time. DREQ ends a connection, and DREP answers it. Each end chooses
+//! an ID for the connection, and messages contain the sender's and the receiver's.
 //!
 //! RoCE has no LIDs, so the alternate path and the LIDs are not used.
 

@@ -1,8 +1,8 @@
 //! Management datagrams for service ID resolution (SIDR), which find the UD QP of a port.
 //!
-//! The formats follow the IBTA specification, volume 1, section 12.11.1; [`mad`](super::mad)
-//! describes the header. The caller answers the requests. The fields of a request (left) and of a
-//! reply (right), by offset in bytes:
+//! The formats follow the IBTA specification, volume 1, section 12.11.1; [`mad`] describes the
+//! header. The caller answers the requests. The fields of a request (left) and of a reply (right),
+//! by offset in bytes:
 //!
 //! ```text
 //!  24  request ID                 24  request ID
