@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use rnic_abi::roce::connection::{Request, Service};
-use rnic_abi::roce::{Datagram, ServiceId, mad, packet};
+use rnic_abi::roce::{ServiceId, mad};
 use rnic_client::{
     Access, BindOptions, ConnectionRequest, Event, Gid, Listener, PortSpace, Qp, QpId, QpType,
     RcOffer, RcPeer, RecvRequest, SendRequest, Sending, Wiring,
@@ -258,21 +258,6 @@ fn invalid_connection_requests_are_refused() {
     assert!(request.accept_rc(&passive.qp, &offer, b"").is_err());
 }
 
-/// Returns the packet of a message from the host that the test plays.
-fn packet_of(mad: &mad::Bytes, port: u16) -> Vec<u8> {
-    let datagram = Datagram {
-        from: Gid::from(IpAddr::from(OTHER)),
-        source: mad::QP,
-        to: Gid::from(IpAddr::from(OWN)),
-        qp: mad::QP,
-        q_key: mad::Q_KEY,
-        psn: 0,
-        immediate: None,
-        solicited: false,
-    };
-    packet::emit(&datagram, mad, port, port)
-}
-
 #[test]
 fn wireshark_reads_the_connection_messages() {
     let other = UdpSocket::bind((OTHER, ports::unused_port())).unwrap();
@@ -316,7 +301,7 @@ fn wireshark_reads_the_connection_messages() {
         to: OWN.into(),
         private_data: [0; 56],
     };
-    other.send_to(&packet_of(&request.emit(), port), own).unwrap();
+    other.send_to(&mad::packet(OTHER.into(), OWN.into(), &request.emit(), port), own).unwrap();
     let asked = next_request(&listener);
     assert_eq!(asked.rc_peer().unwrap().qp, QpId(0x77));
     asked.accept_rc(&passive.qp, &passive.offer(), b"welcome").unwrap();

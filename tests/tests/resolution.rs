@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use rnic_abi::roce::sidr::{self, Message, Reply, Status};
-use rnic_abi::roce::{Datagram, PortSpace, ServiceId, mad, packet};
+use rnic_abi::roce::{PortSpace, ServiceId, mad, packet};
 use rnic_abi::types::QpId;
 use rnic_client::{
     Access, BindOptions, ConnectionRequest, Error, Event, GRH_LEN, Gid, Listener, Qp, QpType,
@@ -249,22 +249,6 @@ fn rules_apply_to_both_ends_of_a_resolution() {
     assert!(bind(7001).is_ok() && bind(7010).is_err() && bind(0).is_err());
 }
 
-/// Builds a management datagram to or from the host that the test plays.
-fn packet(from: Ipv4Addr, to: Ipv4Addr, mad: &mad::Bytes, port: u16) -> Vec<u8> {
-    let gid = |ip: Ipv4Addr| Gid::from(IpAddr::from(ip));
-    let datagram = Datagram {
-        from: gid(from),
-        source: mad::QP,
-        to: gid(to),
-        qp: mad::QP,
-        q_key: mad::Q_KEY,
-        psn: 0,
-        immediate: None,
-        solicited: false,
-    };
-    packet::emit(&datagram, mad, port, port)
-}
-
 /// Returns the next packet at the host that the test plays.
 fn message(socket: &UdpSocket) -> (Message, Vec<u8>) {
     let mut bytes = [0; packet::MAX_LEN];
@@ -299,7 +283,7 @@ fn sidr_packets_are_interoperable() {
         private_data: mad::zero_padded(b"welcome").unwrap(),
     };
     let own = SocketAddr::new(OWN.into(), port);
-    other.send_to(&packet(OTHER, OWN, &reply.emit(), port), own).unwrap();
+    other.send_to(&mad::packet(OTHER.into(), OWN.into(), &reply.emit(), port), own).unwrap();
     match end.answer() {
         Event::Resolved { addresses, remote_qp, q_key, private_data, .. } => {
             assert_eq!((remote_qp, q_key), (reply.qp, 77));
@@ -317,7 +301,7 @@ fn sidr_packets_are_interoperable() {
         to: OWN.into(),
         ..asked
     };
-    other.send_to(&packet(OTHER, OWN, &asked.emit(), port), own).unwrap();
+    other.send_to(&mad::packet(OTHER.into(), OWN.into(), &asked.emit(), port), own).unwrap();
     let request = next_request(&listener);
     assert_eq!(request.peer(), asked.from);
     request.accept_datagrams(&end.qp, b"").unwrap();
@@ -365,7 +349,7 @@ fn requests_neither_exhaust_nor_amplify() {
         private_data: [0; sidr::REQUEST_DATA],
     };
     let send = |mad: &mad::Bytes| {
-        other.send_to(&packet(OTHER, OWN, mad, port), own).unwrap();
+        other.send_to(&mad::packet(OTHER.into(), OWN.into(), mad, port), own).unwrap();
     };
     // Bytes that are not a message, a message for another Q_Key, and a sender that claims to be a
     // third host.
@@ -375,7 +359,7 @@ fn requests_neither_exhaust_nor_amplify() {
     send(noise);
     send(&sidr::Request { from: SocketAddr::new(NEXT.into(), 1), ..request(2) }.emit());
     let forger = UdpSocket::bind((OWN, 0)).unwrap();
-    forger.send_to(&packet(OWN, OWN, &request(3).emit(), port), own).unwrap();
+    forger.send_to(&mad::packet(OWN.into(), OWN.into(), &request(3).emit(), port), own).unwrap();
     for n in 10..5000 {
         send(&request(n).emit());
     }

@@ -21,6 +21,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::{Datagram, packet};
 use crate::types::QpId;
 
 /// Size of a management datagram in bytes.
@@ -57,6 +58,22 @@ pub enum MadFault {
     /// A request without the IP addresses of rdma_cm.
     #[error("unsupported version {0:#06x} of the IP address header")]
     Addresses(u16),
+}
+
+/// Returns the RoCE v2 packet of a message between the QPs 1 of two ports. `port` is the UDP port of
+/// both.
+pub fn packet(from: IpAddr, to: IpAddr, message: &Bytes, port: u16) -> Vec<u8> {
+    let datagram = Datagram {
+        from: from.into(),
+        source: QP,
+        to: to.into(),
+        qp: QP,
+        q_key: Q_KEY,
+        psn: 0,
+        immediate: None,
+        solicited: false,
+    };
+    packet::emit(&datagram, message, port, port)
 }
 
 /// Pads private data with zeros; `None` if they are too long.

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_abi::abi::control::{Event, Refusal};
-use rnic_abi::roce::{Datagram, mad, packet};
+use rnic_abi::roce::mad;
 use rnic_abi::types::*;
 
 use super::datagrams::DATAGRAM_WORKER;
@@ -123,18 +123,7 @@ impl Manager {
         to: std::net::IpAddr,
         mad: &mad::Bytes,
     ) {
-        let datagram = Datagram {
-            from: Gid::from(from),
-            source: mad::QP,
-            to: Gid::from(to),
-            qp: mad::QP,
-            q_key: mad::Q_KEY,
-            psn: 0,
-            immediate: None,
-            solicited: false,
-        };
-        let port = self.config.wired.port;
-        let packet = packet::emit(&datagram, mad, port, port);
+        let packet = mad::packet(from, to, mad, self.config.wired.port);
         self.workers.one(DATAGRAM_WORKER, Command::SendDatagram { from, to, packet });
     }
 }
