@@ -109,13 +109,14 @@ impl ConnectionManager {
         }
         match c.phase {
             Phase::Requesting if reply.qp.0 >= FIRST_QP => {
+                // None if the device has lost the address since the request.
+                let Some(source) = self.service.index_of(c.addresses.local.ip()) else { return };
                 c.ids.receiver = reply.ids.exchange.id;
                 c.remote_qp = reply.qp;
                 let (qp, addresses, offer) = (c.qp, c.addresses, c.offer);
                 self.set_phase(key, Phase::Replied);
                 self.set_deadline(key, Some(now.after(self.options.decision_deadline)));
                 let gid = Gid::from(self.service.port_of(addresses.peer.ip()));
-                let source = self.service.index_of(addresses.local.ip()).unwrap_or(0);
                 let peer = peer_of_reply(reply, &offer, source, gid);
                 let private_data = reply.private_data.to_vec();
                 self.events.push_back(CmEvent::RcReply { qp, addresses, peer, private_data });

@@ -58,7 +58,7 @@ impl ConnectionManager {
         };
         let is_answer = c.ids.exchange.transaction == delay.ids.exchange.transaction;
         let awaits = matches!(c.phase, Phase::Requesting | Phase::Accepting);
-        // Once for each message, so that a peer cannot keep an attempt alive for ever.
+        // Only once per message. Otherwise a peer could extend an attempt indefinitely.
         if is_answer && awaits && !std::mem::replace(&mut c.delayed, true) {
             let service = Duration::from_nanos(4096 << delay.timeout.min(LONGEST_DELAY));
             self.set_deadline(key, Some(now.after(service + RESPONSE)));

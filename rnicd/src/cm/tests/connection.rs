@@ -123,6 +123,13 @@ fn request_of(mad: &Mad) -> connection::Request {
     }
 }
 
+/// Sends a request from one daemon to the other. Returns the request there.
+fn asked_by(a: &mut Node, b: &mut Node) -> RequestId {
+    a.ask_rc(A, B, b"");
+    b.take(&a.mad());
+    b.asked_rc().0
+}
+
 /// Two daemons, and the messages of an established connection: REQ, REP, RTU.
 fn connected() -> (Node, Node, [Mad; 3]) {
     let mut a = Node::at(A, options());
@@ -256,9 +263,7 @@ fn silent_peer_ends_the_attempt_after_sixteen_messages() {
     // The same for a reply that is not confirmed, and for DREQ.
     let mut b = Node::at(B, options());
     b.serve_rc(B, 1);
-    a.ask_rc(A, B, b"");
-    b.take(&a.mad());
-    let (request, ..) = b.asked_rc();
+    let request = asked_by(&mut a, &mut b);
     b.accept_rc(request);
     let mut sent = 0;
     while let Message::Reply(_) = message(&b.mad()) {
@@ -303,24 +308,18 @@ fn rejections_have_their_reason() {
     a.has_no_connection();
     assert_eq!((b.row().pending, b.row().rejected), (0, 1));
     // The requester gives up before and after the decision.
-    a.ask_rc(A, B, b"");
-    b.take(&a.mad());
-    let (request, ..) = b.asked_rc();
+    let request = asked_by(&mut a, &mut b);
     a.cm.abandon_rc(ACTIVE, a.now);
     b.take(&a.mad());
     assert_eq!(b.withdrawn(request), "the requester gave up");
     // While REP is under way.
-    a.ask_rc(A, B, b"");
-    b.take(&a.mad());
-    let (request, ..) = b.asked_rc();
+    let request = asked_by(&mut a, &mut b);
     b.accept_rc(request);
     a.cm.abandon_rc(ACTIVE, a.now);
     b.take(&a.mad());
     b.mad();
     assert_eq!(b.rejected_rc(PASSIVE).0, Reason::CONSUMER.0);
-    a.ask_rc(A, B, b"");
-    b.take(&a.mad());
-    let (request, ..) = b.asked_rc();
+    let request = asked_by(&mut a, &mut b);
     b.accept_rc(request);
     a.take(&b.mad());
     a.replied_rc();
@@ -337,17 +336,13 @@ fn undecided_request_ends_at_the_deadline() {
     let mut a = Node::at(A, options());
     let mut b = Node::at(B, options());
     b.serve_rc(B, 1);
-    a.ask_rc(A, B, b"");
-    b.take(&a.mad());
-    let (request, ..) = b.asked_rc();
+    let request = asked_by(&mut a, &mut b);
     b.pass(options().decision_deadline);
     assert_eq!(b.withdrawn(request), "the deadline passed");
     a.take(&b.mad());
     assert_eq!(a.rejected_rc(ACTIVE).0, Reason::TIMEOUT.0);
     // A reply that the program does not confirm.
-    a.ask_rc(A, B, b"");
-    b.take(&a.mad());
-    let (request, ..) = b.asked_rc();
+    let request = asked_by(&mut a, &mut b);
     b.accept_rc(request);
     a.take(&b.mad());
     a.replied_rc();
@@ -531,9 +526,7 @@ fn the_types_of_both_qps_are_the_same() {
     b.take(&a.mad());
     a.take(&b.mad());
     assert_eq!(a.rejected_rc(ACTIVE).0, Reason::INVALID_SERVICE_TYPE.0);
-    a.ask_rc(A, B, b"");
-    b.take(&a.mad());
-    let (request, ..) = b.asked_rc();
+    let request = asked_by(&mut a, &mut b);
     let kind = Some(Service::Unreliable);
     let (offer, private_data) = (offer(1), Vec::new());
     let params = RcAcceptParams { request, qp: PASSIVE, kind, offer, guid: GUID, private_data };
