@@ -238,7 +238,7 @@ fn examine(cli: &Cli) -> ExitCode {
     if report.can_work() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the program sees of a daemon.
+/// The devices and device files that a program gets.
 #[derive(Default)]
 struct Shown {
     /// Directory with the device files, if there is one.
@@ -247,8 +247,8 @@ struct Shown {
     devices: Option<OsString>,
 }
 
-/// Ensures that a daemon serves this user and has the devices of `--devices`. Returns what the
-/// program sees.
+/// Ensures that a daemon serves this user and has the devices of `--devices`. Returns the
+/// devices of the program.
 fn show(cli: &Cli) -> Result<Shown, RunError> {
     // If the daemon has exited again, the program itself reports the error.
     let Some((tree, devices)) = ensure_daemon(cli)? else { return Ok(Shown::default()) };

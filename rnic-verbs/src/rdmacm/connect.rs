@@ -248,7 +248,7 @@ fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
         _ if found.id.is_ud() => found.id.disconnect(),
         _ => completed(id, |id, of| {
             // Before the call, after which another thread may destroy the id.
-            if of.is_rc() {
+            if of.is_rc() && of.may_disconnect() {
                 show_state(id, IBV_QPS_ERR);
             }
             of.disconnect()

@@ -15,8 +15,8 @@ use super::rc::{REJECT_DATA, check_private_data};
 use super::service::Service;
 use super::state::{ConnectParams, IdBody, Phase};
 use crate::c::{
-    IBV_QPS_INIT, IBV_QPS_RTS, RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id,
-    rdma_conn_param,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTS, RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event,
+    rdma_cm_id, rdma_conn_param,
 };
 use crate::errno::{self, Errno};
 use crate::ffi::entry::entry;
@@ -173,12 +173,16 @@ fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
 fn accept(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> Result<(), Errno> {
     let accept = |id: Live<CmIdBody>, of: &Arc<IdBody>| {
         adopt_qp(id);
-        if !of.is_rc() {
+        if !of.is_rc() || of.phase() != Phase::Undecided {
             return of.accept(&wanted(parameters));
         }
         // Before the call, after which another thread may destroy the id.
         show_state(id, IBV_QPS_RTS);
-        of.accept(&wanted(parameters)).inspect_err(|_| show_state(id, IBV_QPS_INIT))
+        of.accept(&wanted(parameters)).inspect_err(|_| {
+            // The daemon has refused it, or the request stays undecided.
+            let ended = of.phase() != Phase::Undecided;
+            show_state(id, if ended { IBV_QPS_ERR } else { IBV_QPS_INIT });
+        })
     };
     let found = cm_id(id)?;
     if found.id.is_ud() {
