@@ -60,8 +60,8 @@ pub enum MadFault {
     Addresses(u16),
 }
 
-/// Returns the RoCE v2 packet of a message between the QPs 1 of two ports. `port` is the UDP port of
-/// both.
+/// Returns the RoCE v2 packet of a message between the QPs 1 of two ports. Both use the UDP port
+/// `port`.
 pub fn packet(from: IpAddr, to: IpAddr, message: &Bytes, port: u16) -> Vec<u8> {
     let datagram = Datagram {
         from: from.into(),
