@@ -3,29 +3,17 @@
 // of rdma-core, because it calls their inline functions.
 
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
-#include <rdma/rdma_verbs.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define check(holds)                                                                                \
-    do {                                                                                            \
-        if (!(holds)) {                                                                             \
-            printf("line %d, failed: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
-            exit(1);                                                                                \
-        }                                                                                           \
-    } while (0)
+#include "rdma_cm.h"
 
 enum { RECEIVES = 2 };
 
@@ -39,32 +27,6 @@ struct end {
 static struct end active, passive;
 static struct rdma_cm_id *listener;
 
-// Waits for the next event, which must be of this type.
-static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
-{
-    struct rdma_cm_event *event;
-    check(!rdma_get_cm_event(channel, &event));
-    if (event->event != kind) {
-        printf("%s (%d) instead of %s\n", rdma_event_str(event->event), event->status,
-               rdma_event_str(kind));
-        exit(1);
-    }
-    return event;
-}
-
-static int status_of(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
-{
-    struct rdma_cm_event *event = next(channel, kind);
-    int status = event->status;
-    check(!rdma_ack_cm_event(event));
-    return status;
-}
-
-static void expect(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
-{
-    check(status_of(channel, kind) == 0);
-}
-
 // Checks that no event is pending.
 static void silent(struct rdma_event_channel *channel)
 {
@@ -75,13 +37,6 @@ static void silent(struct rdma_event_channel *channel)
     check(!fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK));
     check(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
     check(!fcntl(channel->fd, F_SETFL, flags));
-}
-
-static struct sockaddr_in loopback(uint16_t port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = port};
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return address;
 }
 
 static struct rdma_event_channel *channel(void)

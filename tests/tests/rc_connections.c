@@ -2,22 +2,10 @@
 // command line names the part to run, which prints "done" on success. Built with the headers of
 // rdma-core, because it calls their inline functions.
 
-#include <arpa/inet.h>
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <rdma/rdma_verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#define check(holds)                                                                                \
-    do {                                                                                            \
-        if (!(holds)) {                                                                             \
-            printf("line %d, failed: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
-            exit(1);                                                                                \
-        }                                                                                           \
-    } while (0)
+#include "rdma_cm.h"
 
 // Maximum private data of REQ, REP and REJ, in bytes.
 enum { REQUEST_DATA = 56, REPLY_DATA = 196, REJECT_DATA = 148 };
@@ -28,32 +16,6 @@ enum { ALL = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOT
 
 static struct rdma_event_channel *events;
 static enum rdma_port_space space = RDMA_PS_TCP;
-
-static struct rdma_cm_event *next(enum rdma_cm_event_type kind)
-{
-    struct rdma_cm_event *event;
-    check(!rdma_get_cm_event(events, &event));
-    if (event->event != kind) {
-        printf("%s (%d) instead of %s\n", rdma_event_str(event->event), event->status,
-               rdma_event_str(kind));
-        exit(1);
-    }
-    return event;
-}
-
-static void expect(enum rdma_cm_event_type kind)
-{
-    struct rdma_cm_event *event = next(kind);
-    check(event->status == 0);
-    check(!rdma_ack_cm_event(event));
-}
-
-static struct sockaddr_in ipv4(uint32_t address, uint16_t port)
-{
-    struct sockaddr_in it = {.sin_family = AF_INET, .sin_port = port};
-    it.sin_addr.s_addr = htonl(address);
-    return it;
-}
 
 static struct rdma_cm_id *new_id(void)
 {
@@ -83,9 +45,9 @@ static struct rdma_cm_id *resolved_at(uint32_t ip, uint16_t port)
     struct rdma_cm_id *id = new_id();
     struct sockaddr_in address = ipv4(ip, port);
     check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
-    expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+    expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
     check(!rdma_resolve_route(id, 2000));
-    expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
     check(id->verbs && id->pd && id->port_num == 1);
     check(id->verbs->device->transport_type == IBV_TRANSPORT_IB);
     return id;
@@ -155,7 +117,7 @@ static void begins(const struct rdma_conn_param *param, const char *with, uint8_
 
 static struct rdma_cm_event *request_to(struct rdma_cm_id *listener)
 {
-    struct rdma_cm_event *event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_CONNECT_REQUEST);
     struct rdma_cm_id *id = event->id;
     check(event->listen_id == listener && event->status == 0);
     check(id != listener && id->verbs && id->ps == space && id->qp_type == IBV_QPT_RC);
@@ -175,7 +137,7 @@ static struct rdma_cm_id *asked(struct rdma_cm_id *listener, const char *private
 static void established(struct rdma_cm_id *active, struct rdma_cm_id *passive, const char *reply)
 {
     for (unsigned seen = 0; seen != 3;) {
-        struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+        struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_ESTABLISHED);
         unsigned end = event->id == active ? 1 : 2;
         check(event->id == active || event->id == passive);
         check(event->status == 0 && !(seen & end));
@@ -432,7 +394,7 @@ static void own_qp(void)
     answer.initiator_depth = 1;
     answer.rnr_retry_count = 7;
     check(!rdma_accept(passive, &answer));
-    event = next(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    event = next(events, RDMA_CM_EVENT_CONNECT_RESPONSE);
     check(event->id == active && event->status == 0);
     found = &event->param.conn;
     begins(found, "", REPLY_DATA);
@@ -446,13 +408,13 @@ static void own_qp(void)
 
     check(!rdma_establish(active));
     check(rdma_establish(active) == -1 && errno == EINVAL);
-    event = next(RDMA_CM_EVENT_ESTABLISHED);
+    event = next(events, RDMA_CM_EVENT_ESTABLISHED);
     check(event->id == passive && event->status == 0 && !rdma_ack_cm_event(event));
     sends_own(&own, 0);
     sends_own(&own, 1);
     // The end of a connection has no effect on the program's QPs.
     destroy(passive);
-    event = next(RDMA_CM_EVENT_DISCONNECTED);
+    event = next(events, RDMA_CM_EVENT_DISCONNECTED);
     check(event->id == active && !rdma_ack_cm_event(event));
     check(!rdma_disconnect(active));
     check(state(own.qps[0]) == IBV_QPS_RTS && state(own.qps[1]) == IBV_QPS_RTS);
@@ -528,7 +490,7 @@ static void parameters(void)
 // Fetches REJECTED of an ID, whose QP is in ERR then, and destroys the ID.
 static void is_rejected(struct rdma_cm_id *active, int reason, const char *private_data)
 {
-    struct rdma_cm_event *event = next(RDMA_CM_EVENT_REJECTED);
+    struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_REJECTED);
     check(event->id == active);
     if (event->status != reason) {
         printf("reason %d\n", event->status);
@@ -637,7 +599,7 @@ static void srq(void)
     // Destroying the QP ends the connection.
     rdma_destroy_qp(active);
     for (unsigned seen = 0; seen != 3;) {
-        event = next(RDMA_CM_EVENT_DISCONNECTED);
+        event = next(events, RDMA_CM_EVENT_DISCONNECTED);
         seen |= event->id == active ? 1 : event->id == passive ? 2 : 0;
         check(!rdma_ack_cm_event(event));
     }
@@ -661,10 +623,10 @@ static void ud_qp(void)
     check(event->param.conn.qp_num == own.qps[0]->qp_num && !rdma_ack_cm_event(event));
     param.qp_num = own.qps[1]->qp_num;
     check(!rdma_accept(passive, &param));
-    event = next(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    event = next(events, RDMA_CM_EVENT_CONNECT_RESPONSE);
     check(event->param.conn.qp_num == own.qps[1]->qp_num && !rdma_ack_cm_event(event));
     check(!rdma_establish(active));
-    event = next(RDMA_CM_EVENT_ESTABLISHED);
+    event = next(events, RDMA_CM_EVENT_ESTABLISHED);
     check(event->id == passive && !rdma_ack_cm_event(event));
     check(!rdma_disconnect(active));
     both_end(active, passive);

@@ -2,52 +2,14 @@
 // prints "done" on success. Built with the headers of rdma-core, because it calls their inline
 // functions.
 
-#include <arpa/inet.h>
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <rdma/rdma_verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#define check(holds)                                                                                \
-    do {                                                                                            \
-        if (!(holds)) {                                                                             \
-            printf("line %d, failed: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
-            exit(1);                                                                                \
-        }                                                                                           \
-    } while (0)
+#include "rdma_cm.h"
 
 enum { QKEY = 0x01234567, GRH = 40 };
 
 static struct rdma_event_channel *events;
-
-static struct rdma_cm_event *next(enum rdma_cm_event_type kind)
-{
-    struct rdma_cm_event *event;
-    check(!rdma_get_cm_event(events, &event));
-    if (event->event != kind) {
-        printf("%s (%d) instead of %s\n", rdma_event_str(event->event), event->status,
-               rdma_event_str(kind));
-        exit(1);
-    }
-    return event;
-}
-
-static void expect(enum rdma_cm_event_type kind)
-{
-    struct rdma_cm_event *event = next(kind);
-    check(event->status == 0);
-    check(!rdma_ack_cm_event(event));
-}
-
-static struct sockaddr_in loopback(uint16_t port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = port};
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return address;
-}
 
 static struct rdma_cm_id *new_id(void)
 {
@@ -72,9 +34,9 @@ static struct rdma_cm_id *resolved(uint16_t port)
     struct rdma_cm_id *id = new_id();
     struct sockaddr_in address = loopback(port);
     check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
-    expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+    expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
     check(!rdma_resolve_route(id, 2000));
-    expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
     struct ibv_device_attr device;
     check(!ibv_query_device(id->verbs, &device) && id->port_num == 1);
     check(id->verbs->device->transport_type == IBV_TRANSPORT_IB);
@@ -125,7 +87,7 @@ static void begins(const void *data, uint8_t length, const char *with, uint8_t f
 
 static struct rdma_cm_id *asked(struct rdma_cm_id *listener, const char *private_data)
 {
-    struct rdma_cm_event *event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_CONNECT_REQUEST);
     struct rdma_cm_id *id = event->id;
     check(event->listen_id == listener && event->status == 0);
     begins(event->param.ud.private_data, event->param.ud.private_data_len, private_data, 180);
@@ -171,7 +133,7 @@ static void accepted(void)
     struct rdma_conn_param param = {.private_data = "welcome", .private_data_len = 7};
     param.qp_num = passive->qp->qp_num;
     check(!rdma_accept(passive, &param));
-    struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+    struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_ESTABLISHED);
     check(event->id == active && event->status == 0);
     struct rdma_ud_param *ud = &event->param.ud;
     begins(ud->private_data, ud->private_data_len, "welcome", 136);
@@ -209,7 +171,7 @@ static void own_qp(void)
         passive[n] = asked(listener, "");
     for (int n = 0; n < 2; n++) {
         check(!rdma_accept(passive[n], &param));
-        struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+        struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_ESTABLISHED);
         check(event->id == ids[0] || event->id == ids[1]);
         check(event->param.ud.qp_num == qp->qp_num);
         check(event->param.ud.qkey == QKEY && !rdma_ack_cm_event(event));
@@ -238,7 +200,7 @@ static void without_qp(void)
             rdma_destroy_qp(active);
         has_qp(passive);
         check(!rdma_accept(passive, NULL));
-        struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+        struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_ESTABLISHED);
         check(event->id == active && event->status == 0);
         check(event->param.ud.qp_num == passive->qp->qp_num);
         has_qp(active);
@@ -263,7 +225,7 @@ static void rejected(void)
     check(rdma_accept(passive, &param) == -1 && errno == EINVAL);
     check(rdma_reject(passive, most, sizeof most) == -1 && errno == EINVAL);
     check(!rdma_reject(passive, "no", 2));
-    struct rdma_cm_event *event = next(RDMA_CM_EVENT_UNREACHABLE);
+    struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_UNREACHABLE);
     // The SIDR status, as in the kernel.
     check(event->status == 2);
     begins(event->param.ud.private_data, event->param.ud.private_data_len, "no", 136);
@@ -275,7 +237,7 @@ static void rejected(void)
     has_qp(active);
     connects(active, "");
     destroy(asked(listener, ""));
-    event = next(RDMA_CM_EVENT_UNREACHABLE);
+    event = next(events, RDMA_CM_EVENT_UNREACHABLE);
     check(event->status == 2 && !rdma_ack_cm_event(event));
     destroy(active);
     destroy(listener);
@@ -285,7 +247,7 @@ static void unreachable(int status, struct rdma_cm_id *active)
 {
     has_qp(active);
     connects(active, "");
-    struct rdma_cm_event *event = next(RDMA_CM_EVENT_UNREACHABLE);
+    struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_UNREACHABLE);
     if (event->status != status) {
         printf("status %d\n", event->status);
         exit(1);
@@ -306,15 +268,15 @@ static void other_loopback(void)
         check(!rdma_bind_addr(listener, (struct sockaddr *)here) && !rdma_listen(listener, 0));
         address.sin_port = rdma_get_src_port(listener);
         check(!rdma_resolve_addr(active, NULL, (struct sockaddr *)&address, 2000));
-        expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+        expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
         check(!rdma_resolve_route(active, 2000));
-        expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+        expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
         has_qp(active);
         connects(active, "hello");
         struct rdma_cm_id *passive = asked(listener, "hello");
         has_qp(passive);
         check(!rdma_accept(passive, NULL));
-        struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+        struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_ESTABLISHED);
         check(event->status == 0);
         sends(active, &event->param.ud, passive);
         check(!rdma_ack_cm_event(event));
