@@ -168,6 +168,24 @@ impl ConnectionRequest {
     /// Converts a connection request event. Returns other events unchanged as the error.
     #[expect(clippy::result_large_err, reason = "the caller gets its own event back")]
     pub(crate) fn from_event(session: &Arc<Session>, event: Event) -> Result<Self, Event> {
+        let mut rc_peer = None;
+        let event = match event {
+            Event::RcRequest { listener, context, request, addresses, peer, private_data } => {
+                rc_peer = Some(peer);
+                Event::ConnectionRequest {
+                    listener,
+                    context,
+                    request,
+                    addresses,
+                    peer_ird: Some(peer.responder_resources.into()),
+                    peer_ord: Some(peer.initiator_depth.into()),
+                    revision: 0,
+                    peer_to_peer: false,
+                    private_data,
+                }
+            }
+            other => other,
+        };
         match event {
             Event::ConnectionRequest {
                 listener,
@@ -189,27 +207,7 @@ impl ConnectionRequest {
                 peer_ord,
                 revision,
                 peer_to_peer,
-                rc_peer: None,
-                private_data,
-            }),
-            Event::RcRequest {
-                listener,
-                context: _,
-                request: id,
-                addresses,
-                peer,
-                private_data,
-            } => Ok(ConnectionRequest {
-                session: session.clone(),
-                id,
-                decided: false,
-                listener,
-                addresses,
-                peer_ird: Some(peer.responder_resources.into()),
-                peer_ord: Some(peer.initiator_depth.into()),
-                revision: 0,
-                peer_to_peer: false,
-                rc_peer: Some(peer),
+                rc_peer,
                 private_data,
             }),
             other => Err(other),
