@@ -3,14 +3,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use rnic_abi::roce::connection::{Request, Service};
-use rnic_abi::roce::{ServiceId, mad};
+use rnic_abi::roce::connection::{self, Message, Request, Service};
+use rnic_abi::roce::{ServiceId, mad, packet};
 use rnic_client::{
     Access, BindOptions, ConnectionRequest, Event, Gid, Listener, PortSpace, Qp, QpId, QpType,
     RcOffer, RcPeer, RecvRequest, SendRequest, Sending, Wiring,
 };
 use rnic_tests::client::Client;
-use rnic_tests::{DEADLINE, Daemon, omit, on_path, ports, tshark};
+use rnic_tests::{DEADLINE, Daemon, PATHS, omit, on_path, ports, tshark};
 
 /// Addresses of the daemon, of another daemon, and of a host that the tests play.
 const OWN: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
@@ -258,6 +258,104 @@ fn invalid_connection_requests_are_refused() {
     assert!(request.accept_rc(&passive.qp, &offer, b"").is_err());
 }
 
+/// Returns a request of `OTHER` with this ID and QP 0x77.
+fn request_to(listener: &Listener, id: u32) -> Request {
+    Request {
+        exchange: mad::Exchange { transaction: 5, id },
+        service: ServiceId::new(PortSpace::Tcp, listener.local_addr().port()),
+        guid: 1,
+        qp: QpId(0x77),
+        psn: 3,
+        responder_resources: 1,
+        initiator_depth: 1,
+        kind: Service::Reliable,
+        response_timeout: 20,
+        max_cm_retries: 15,
+        retry_count: 7,
+        rnr_retry: 7,
+        path_mtu: 3,
+        srq: false,
+        ack_timeout: 17,
+        from_gid: Gid::from(IpAddr::from(OTHER)),
+        to_gid: Gid::from(IpAddr::from(OWN)),
+        from: SocketAddr::new(OTHER.into(), 1234),
+        to: OWN.into(),
+        private_data: [0; 56],
+    }
+}
+
+#[test]
+fn first_message_replaces_a_lost_rtu() {
+    for path in PATHS {
+        let daemon = daemon(OWN, ports::unused_port(), &on_path(path));
+        let active = End::new(&daemon, QpType::Rc, 1);
+        let passive = End::new(&daemon, QpType::Rc, 2);
+        let listener = passive.listens(PortSpace::Tcp, OWN);
+        active.asks(PortSpace::Tcp, listener.local_addr(), b"");
+        let request = next_request(&listener);
+        passive.attach(request.rc_peer().unwrap());
+        request.accept_rc(&passive.qp, &passive.offer(), b"").unwrap();
+        match active.answer() {
+            Event::RcReply { peer, .. } => active.attach(&peer),
+            other => panic!("{other:?}"),
+        }
+        // The active end sends a message and no RTU.
+        active.sends(&passive);
+        assert!(matches!(passive.answer(), Event::Established { .. }), "{path}");
+    }
+}
+
+#[test]
+fn a_connection_that_the_peer_has_lost_ends() {
+    let other = UdpSocket::bind((OTHER, ports::unused_port())).unwrap();
+    other.set_read_timeout(Some(DEADLINE)).unwrap();
+    let port = other.local_addr().unwrap().port();
+    let daemon = daemon(OWN, port, "");
+    let send = |mad: &mad::Bytes| {
+        let packet = mad::packet(OTHER.into(), OWN.into(), mad, port);
+        other.send_to(&packet, (OWN, port)).unwrap();
+    };
+    let receive = || {
+        let mut bytes = [0; 1000];
+        let (len, from) = other.recv_from(&mut bytes).unwrap();
+        let (_, mad) = packet::parse(from, other.local_addr().unwrap(), &bytes[..len]).unwrap();
+        connection::parse(mad).unwrap()
+    };
+    let passive = End::new(&daemon, QpType::Rc, 2);
+    let listener = passive.listens(PortSpace::Tcp, OWN);
+    send(&request_to(&listener, 6).emit());
+    next_request(&listener).accept_rc(&passive.qp, &passive.offer(), b"").unwrap();
+    let Message::Reply(reply) = receive() else { panic!("expected REP") };
+    send(&reply.ids.answered_by(6).emit_ready());
+    assert!(matches!(passive.answer(), Event::Established { .. }));
+    // The host uses the QP for another connection.
+    send(&request_to(&listener, 7).emit());
+    match receive() {
+        Message::Reject(reject) => assert_eq!((reject.reason.0, reject.ids.receiver), (10, 7)),
+        other => panic!("{other:?}"),
+    }
+    let Message::Disconnect(ids, QpId(0x77)) = receive() else { panic!("expected DREQ") };
+    send(&ids.answered_by(6).emit_disconnected());
+    passive.is_disconnected();
+}
+
+#[test]
+fn a_repeated_refusal_is_one_diagnosis() {
+    let daemon = daemon(OWN, ports::unused_port(), "");
+    let active = End::new(&daemon, QpType::Rc, 1);
+    let nobody = SocketAddr::new(OWN.into(), 7);
+    // Diagnoses have successive numbers, and this refusal has one.
+    let last = || active.qp.establish_rc().unwrap_err().diagnosis_id().unwrap();
+    let before = last();
+    for psn in [1, 1, 1, 2] {
+        let offer = RcOffer { psn, ..active.offer() };
+        active.qp.start_connect_rc(PortSpace::Tcp, nobody, None, &offer, b"").unwrap();
+        assert!(matches!(active.answer(), Event::RcRejected { reason: 8, .. }));
+    }
+    // One for each request, which the library repeats with the same PSN.
+    assert_eq!(last() - before - 1, 2);
+}
+
 #[test]
 fn wireshark_reads_the_connection_messages() {
     let other = UdpSocket::bind((OTHER, ports::unused_port())).unwrap();
@@ -279,28 +377,7 @@ fn wireshark_reads_the_connection_messages() {
     receive();
     let passive = End::new(&daemon, QpType::Rc, 0x0065_4321);
     let listener = passive.listens(PortSpace::Tcp, OWN);
-    let request = Request {
-        exchange: mad::Exchange { transaction: 5, id: 6 },
-        service: ServiceId::new(PortSpace::Tcp, listener.local_addr().port()),
-        guid: 1,
-        qp: QpId(0x77),
-        psn: 3,
-        responder_resources: 1,
-        initiator_depth: 1,
-        kind: Service::Reliable,
-        response_timeout: 20,
-        max_cm_retries: 15,
-        retry_count: 7,
-        rnr_retry: 7,
-        path_mtu: 3,
-        srq: false,
-        ack_timeout: 17,
-        from_gid: Gid::from(IpAddr::from(OTHER)),
-        to_gid: Gid::from(IpAddr::from(OWN)),
-        from: SocketAddr::new(OTHER.into(), 1234),
-        to: OWN.into(),
-        private_data: [0; 56],
-    };
+    let request = request_to(&listener, 6);
     other.send_to(&mad::packet(OTHER.into(), OWN.into(), &request.emit(), port), own).unwrap();
     let asked = next_request(&listener);
     assert_eq!(asked.rc_peer().unwrap().qp, QpId(0x77));

@@ -179,6 +179,8 @@ impl Reason {
     pub const INVALID_SERVICE: Reason = Reason(8);
     /// The type of the QP does not belong to the port space.
     pub const INVALID_SERVICE_TYPE: Reason = Reason(9);
+    /// The QP of the request belongs to a connection, or the request to one that has ended.
+    pub const STALE: Reason = Reason(10);
     /// The GID of the request is not that of its sender.
     pub const INVALID_GID: Reason = Reason(12);
     /// The path MTU is none.

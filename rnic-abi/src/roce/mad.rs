@@ -83,6 +83,27 @@ pub fn zero_padded<const N: usize>(data: &[u8]) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// Returns the answer to a datagram that reads or sets an attribute of another class. Like a kernel
+/// without an agent for the class, QP 1 answers that it does not support the attribute. Returns
+/// `None` for all other datagrams, which get no answer.
+pub fn unsupported(mad: &Bytes) -> Option<Bytes> {
+    let [version, class, _, method] = part(mad, 0);
+    let attribute = u16::from_be_bytes(part(mad, ATTRIBUTE));
+    let may_be_answered = match class {
+        // Only QP 0 has these.
+        SUBNET | SUBNET_DIRECTED => false,
+        COMMUNICATION => attribute == CLASS_PORT_INFO,
+        _ => true,
+    };
+    if version != 1 || !matches!(method, GET | SET) || !may_be_answered {
+        return None;
+    }
+    let mut answer = *mad;
+    answer[3] = GET_RESPONSE;
+    put(&mut answer, STATUS, UNSUPPORTED_ATTRIBUTE.to_be_bytes());
+    Some(answer)
+}
+
 /// Returns a message with its header only. All messages have an ID of the sender after the header.
 pub(super) fn begin(attribute: u16, exchange: Exchange) -> Bytes {
     let mut bytes = [0; LEN];
@@ -153,9 +174,23 @@ fn ipv6(bytes: &Bytes, at: usize) -> IpAddr {
 
 /// Base version 1, class of communication management in version 2, method Send.
 pub(super) const MESSAGE: u32 = 0x0107_0203;
+const STATUS: usize = 4;
 const TRANSACTION: usize = 8;
 const ATTRIBUTE: usize = 16;
 const ID: usize = 24;
+
+/// Classes of management: subnets, and communication.
+const SUBNET: u8 = 0x01;
+const SUBNET_DIRECTED: u8 = 0x81;
+const COMMUNICATION: u8 = 0x07;
+/// Methods.
+const GET: u8 = 0x01;
+const SET: u8 = 0x02;
+const GET_RESPONSE: u8 = 0x81;
+/// Attribute of every class.
+const CLASS_PORT_INFO: u16 = 1;
+/// Status: the method is not supported for this attribute.
+const UNSUPPORTED_ATTRIBUTE: u16 = 0x000C;
 
 /// Size of the address header.
 pub(super) const ADDRESSES_LEN: usize = 36;
@@ -171,6 +206,32 @@ pub(super) const DEFAULT_PARTITION: u16 = 0xFFFF;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_reads_and_writes_of_attributes_are_answered() {
+        let of = |class: u8, method: u8, attribute: u16| {
+            let mut mad = begin(attribute, Exchange { transaction: 5, id: 6 });
+            put(&mut mad, 0, [1, class, 1, method]);
+            unsupported(&mad).map(|answer| (answer, mad))
+        };
+        // Performance management, and the class information of communication management.
+        for (class, method, attribute) in [(0x04, GET, 0x12), (0x04, SET, 0x12), (0x07, GET, 1)] {
+            let (answer, mut asked) = of(class, method, attribute).expect("an answer");
+            assert_eq!(answer[..6], [1, class, 1, 0x81, 0, 0x0C]);
+            asked[3] = 0x81;
+            asked[5] = 0x0C;
+            assert_eq!(answer, asked);
+            assert_eq!(unsupported(&answer), None);
+        }
+        for (class, method, attribute) in
+            [(0x01, GET, 1), (0x81, GET, 1), (0x07, GET, 0x10), (0x07, 3, 0x19), (0x04, 3, 0x12)]
+        {
+            assert_eq!(of(class, method, attribute), None);
+        }
+        let mut old = begin(1, Exchange { transaction: 5, id: 6 });
+        put(&mut old, 0, [2, 0x04, 1, GET]);
+        assert_eq!(unsupported(&old), None);
+    }
 
     #[test]
     fn private_data_are_padded_or_too_long() {

@@ -163,6 +163,12 @@ pub enum Notification {
         /// The QP, which is not in Error.
         qp: QpId,
     },
+    /// An RC or UC QP has received its first message. Its peer considers the connection
+    /// established.
+    CommunicationEstablished {
+        /// The QP.
+        qp: QpId,
+    },
     /// An event for monitoring.
     Note {
         /// Session concerned.

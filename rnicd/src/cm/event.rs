@@ -150,6 +150,8 @@ pub enum CmEvent {
     RcRejected {
         /// The QP that connected or accepted.
         qp: QpId,
+        /// PSN that this end offered. It identifies the program's request.
+        psn: u32,
         /// Reason code.
         reason: u16,
         /// The peer's private data.
@@ -161,6 +163,15 @@ pub enum CmEvent {
         qp: QpId,
         /// The failure.
         why: ConnectFailure,
+    },
+    /// The peer of an established connection has requested another one with the same QP.
+    RcStale {
+        /// The QP that is connected.
+        qp: QpId,
+        /// The peer's QP.
+        remote_qp: QpId,
+        /// The peer's address.
+        peer: IpAddr,
     },
     /// The connection of an RC or UC QP has ended.
     RcDisconnected {

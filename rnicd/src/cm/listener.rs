@@ -8,6 +8,7 @@ use rnic_abi::types::{ListenerId, SessionId};
 use socket2::Socket;
 
 use super::recent_replies::RecentReplies;
+use super::startups::HostSlots;
 use crate::config::PortMap;
 
 /// A bound address of any port space, or the connection of a `ServeOver` request.
@@ -21,6 +22,8 @@ pub(super) struct Listener {
     /// Maximum undecided requests; 0 while only bound.
     pub(super) backlog: u32,
     pub(super) pending: u32,
+    /// Charged requests that came as messages, by host.
+    pub(super) waiting: HostSlots,
     pub(super) accepted: u64,
     pub(super) rejected: u64,
     /// Accepts requests while the daemon drains.
@@ -86,6 +89,7 @@ impl Listener {
             key,
             backlog: 0,
             pending: 0,
+            waiting: HostSlots::default(),
             accepted: 0,
             rejected: 0,
             ignores_draining: false,

@@ -12,6 +12,7 @@
 //! numbers in [`CmOptions`]. The manager reads no clock and never blocks: the control thread, its
 //! only caller, passes readiness and time. Every phase has a deadline.
 
+mod admission;
 mod connect_failure;
 mod connection;
 mod deadlines;
@@ -212,7 +213,10 @@ impl ConnectionManager {
         }
         for key in self.of_session.of(&session) {
             match self.slots.get(key).map(|e| &e.slot) {
-                Some(Slot::Rc(c)) => self.abandon_rc(c.qp, now),
+                Some(Slot::Rc(_)) => {
+                    self.abandon_connection(key, now);
+                    self.remove(key);
+                }
                 Some(slot) => match slot.qp() {
                     Some(qp) => self.cancel(qp),
                     None => drop(self.remove(key)),
@@ -295,7 +299,7 @@ impl ConnectionManager {
 
     /// Returns the number of connections in start-up or closing, including undecided requests.
     pub fn in_startup(&self) -> usize {
-        self.slots.len() - self.listeners.len() - self.connections.established()
+        self.slots.len() - self.listeners.len() - self.connections.settled()
     }
 
     /// Returns the number of start-ups that hold a descriptor and no QP (limit: `limits.startups`).
@@ -464,7 +468,7 @@ impl ConnectionManager {
         match &slot {
             Slot::SidrRequest(asked) => self.service.forget(asked.from, asked.exchange),
             Slot::RcRequest(asked) => self.connections.forget_request(asked),
-            Slot::Rc(connection) => self.connections.forget(connection),
+            Slot::Rc(connection) => self.connections.forget(key, connection),
             _ => {}
         }
         Some(slot)
@@ -486,15 +490,23 @@ impl ConnectionManager {
     fn charge(&mut self, key: usize, session: SessionId, peer: IpAddr, awaits: WaitsFor) {
         self.credit(key);
         let user = self.quotas.user(session);
-        if let Some(entry) = self.slots.get_mut(key) {
-            entry.charge = Some(self.startups.charge(user, peer, awaits, key));
+        let Some(entry) = self.slots.get_mut(key) else { return };
+        let charge = self.startups.charge(user, peer, awaits, key);
+        entry.charge = Some(charge);
+        let listener = entry.slot.listener().filter(|_| awaits == WaitsFor::MessageDecision);
+        if let Some(l) = listener.and_then(|listener| self.listeners.get_mut(&listener)) {
+            l.waiting.add(&charge, key);
         }
     }
 
     /// Removes the charge of a slot.
     fn credit(&mut self, key: usize) {
-        if let Some(charge) = self.slots.get_mut(key).and_then(|entry| entry.charge.take()) {
-            self.startups.credit(charge);
+        let Some(entry) = self.slots.get_mut(key) else { return };
+        let Some(charge) = entry.charge.take() else { return };
+        self.startups.credit(charge);
+        let listener = entry.slot.listener();
+        if let Some(l) = listener.and_then(|listener| self.listeners.get_mut(&listener)) {
+            l.waiting.remove(&charge);
         }
     }
 }

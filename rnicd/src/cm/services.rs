@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use rnic_abi::abi::control::Refusal;
-use rnic_abi::roce::mad::Bytes;
+use rnic_abi::roce::mad::{self, Bytes};
 use rnic_abi::roce::{PortSpace, ServiceId, connection, sidr};
 use rnic_abi::types::{ListenerId, SessionId, Time};
 use rnic_core::engine::DatagramPort;
@@ -22,13 +22,17 @@ use crate::system;
 impl ConnectionManager {
     /// Sets the ports of the device. With `has_loopback` the port of 127.0.0.1 serves all of
     /// 127.0.0.0/8; otherwise other daemons on this host may use the rest.
-    pub fn set_datagram_port(&mut self, port: &Arc<DatagramPort>, has_loopback: bool) {
+    /// Ends the connections within this daemon that lose the address of an end, because their
+    /// messages no longer arrive.
+    pub fn set_datagram_port(&mut self, port: &Arc<DatagramPort>, has_loopback: bool, now: Time) {
+        let local = self.local_connections();
         self.service.port = port.clone();
         self.service.has_loopback = has_loopback;
+        self.end_lost_connections(&local, now);
     }
 
-    /// Handles a management datagram from another daemon. Ignores datagrams that are neither SIDR
-    /// nor connection messages, or that claim to come from this daemon.
+    /// Handles a management datagram from another daemon. Ignores datagrams that claim to come from
+    /// this daemon. Those of other classes are answered as unsupported, or ignored.
     pub fn handle_management(&mut self, from: IpAddr, to: IpAddr, mad: &Bytes, now: Time) {
         if !self.service.is_local(from) {
             self.message_arrived(from, to, mad, now);
@@ -51,7 +55,18 @@ impl ConnectionManager {
         }
         match connection::parse(message) {
             Ok(message) => self.handle_connection(from, to, message, now),
-            Err(fault) => tracing::debug!(%from, "a management datagram was dropped: {fault}"),
+            Err(fault) => match mad::unsupported(message) {
+                Some(answer) => self.send_unasked(to, from, answer, now),
+                None => tracing::debug!(%from, "a management datagram was dropped: {fault}"),
+            },
+        }
+    }
+
+    /// Answers a message that belongs to no connection and no request. Answers to other daemons are
+    /// rate-limited.
+    pub(super) fn send_unasked(&mut self, from: IpAddr, to: IpAddr, message: Bytes, now: Time) {
+        if self.service.may_answer(from, to, now) {
+            self.send_message(from, to, message, now);
         }
     }
 
@@ -129,14 +144,6 @@ impl ConnectionManager {
             self.quotas.count_accept(session, now);
         }
         may
-    }
-
-    /// Returns true if the session's user may have one more start-up without an eviction.
-    pub(super) fn has_room_for(&self, session: SessionId) -> bool {
-        let user = self.quotas.user(session);
-        let of_user = self.startups.of(user);
-        let may = self.quotas.of(session).is_none_or(|q| of_user < q.startups as usize);
-        may && self.startups.total() < self.options.startups
     }
 }
 

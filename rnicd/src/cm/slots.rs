@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
+use std::net::IpAddr;
 
 use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 use rnic_core::stream::startup::{Initiator, Responder};
@@ -140,6 +141,16 @@ impl Slot {
             Slot::RcRequest(a) => Some(a.listener),
             Slot::Listener { .. } | Slot::Active(_) | Slot::SidrResolution(_) => None,
             Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) | Slot::Rc(_) => None,
+        }
+    }
+
+    /// Returns the own and the peer's address of a connection of an RC or UC QP, or of a request for
+    /// one.
+    pub(super) fn rc_addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        match self {
+            Slot::Rc(c) => Some(c.ends()),
+            Slot::RcRequest(asked) => Some(asked.ends()),
+            _ => None,
         }
     }
 

@@ -7,6 +7,9 @@
 //! peer are evicted before requests that wait for the user's program. Such requests are evicted
 //! only for another user: the user's own new connections are rejected instead, as with a full
 //! backlog.
+//!
+//! The sender of a message can forge its address. So a request that came as a message evicts only
+//! another one, and only of a host with more of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -21,6 +24,8 @@ pub(super) enum WaitsFor {
     Peer,
     /// Waits for the listening program's decision.
     Decision,
+    /// Waits for the listening program's decision, and came as a message.
+    MessageDecision,
 }
 
 /// A charge. [`Startups::credit`] removes it.
@@ -47,11 +52,12 @@ pub(super) struct Startups {
 struct Share {
     peer: HostSlots,
     decision: HostSlots,
+    message: HostSlots,
 }
 
 /// Slots by host and age.
 #[derive(Debug, Default)]
-struct HostSlots {
+pub(super) struct HostSlots {
     hosts: HashMap<IpAddr, BTreeMap<u64, usize>>,
     most: Ranking<IpAddr>,
 }
@@ -67,9 +73,7 @@ impl Startups {
     ) -> Charge {
         self.aged += 1;
         let charge = Charge { user, host: host(peer), awaits, age: self.aged };
-        let line = self.users.entry(user).or_default().line(awaits);
-        line.hosts.entry(charge.host).or_default().insert(charge.age, slot);
-        line.most.add(charge.host);
+        self.users.entry(user).or_default().line(awaits).add(&charge, slot);
         self.most.add(user);
         self.total += 1;
         charge
@@ -77,17 +81,11 @@ impl Startups {
 
     /// Removes a charge. A second call has no effect.
     pub(super) fn credit(&mut self, charge: Charge) {
-        let Charge { user, host, awaits, age } = charge;
+        let user = charge.user;
         let Some(share) = self.users.get_mut(&user) else { return };
-        let line = share.line(awaits);
-        let Some(ages) = line.hosts.get_mut(&host) else { return };
-        if ages.remove(&age).is_none() {
+        if !share.line(charge.awaits).remove(&charge) {
             return;
         }
-        if ages.is_empty() {
-            line.hosts.remove(&host);
-        }
-        line.most.subtract(host);
         self.most.subtract(user);
         self.total -= 1;
         if self.most.of(user) == 0 {
@@ -107,7 +105,14 @@ impl Startups {
 
     /// Returns the slot of `user` to evict for one more connection from `peer`.
     pub(super) fn own_victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
-        self.users.get(&user)?.peer.oldest_of_most(Some(host(peer)))
+        let share = self.users.get(&user)?;
+        let of_peer = share.peer.oldest_of_most(Some(host(peer)));
+        of_peer.or_else(|| share.message.oldest_of_most(Some(host(peer))))
+    }
+
+    /// Returns the slot of `user` to evict for a request from `peer` that came as a message.
+    pub(super) fn message_victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
+        self.users.get(&user)?.message.of_larger_host(peer)
     }
 
     /// Returns the slot, of any user, to evict for a connection of `user` from `peer`.
@@ -117,7 +122,8 @@ impl Startups {
             return self.own_victim(user, peer);
         }
         let share = self.users.get(&most)?;
-        share.peer.oldest_of_most(None).or_else(|| share.decision.oldest_of_most(None))
+        let lines = [&share.peer, &share.message, &share.decision];
+        lines.into_iter().find_map(|line| line.oldest_of_most(None))
     }
 }
 
@@ -126,11 +132,40 @@ impl Share {
         match awaits {
             WaitsFor::Peer => &mut self.peer,
             WaitsFor::Decision => &mut self.decision,
+            WaitsFor::MessageDecision => &mut self.message,
         }
     }
 }
 
 impl HostSlots {
+    /// Adds the slot of a charge.
+    pub(super) fn add(&mut self, charge: &Charge, slot: usize) {
+        self.hosts.entry(charge.host).or_default().insert(charge.age, slot);
+        self.most.add(charge.host);
+    }
+
+    /// Removes the slot of a charge. Returns false if there was none.
+    pub(super) fn remove(&mut self, charge: &Charge) -> bool {
+        let Some(ages) = self.hosts.get_mut(&charge.host) else { return false };
+        if ages.remove(&charge.age).is_none() {
+            return false;
+        }
+        if ages.is_empty() {
+            self.hosts.remove(&charge.host);
+        }
+        self.most.subtract(charge.host);
+        true
+    }
+
+    /// Returns the oldest slot of the host with the most, if it would still have as many as the
+    /// host of `newcomer` after its eviction.
+    pub(super) fn of_larger_host(&self, newcomer: IpAddr) -> Option<usize> {
+        let (count, largest) = *self.most.order.last()?;
+        let slots =
+            self.hosts.get(&largest).filter(|_| count > self.most.of(host(newcomer)) + 1)?;
+        slots.first_key_value().map(|(_, slot)| *slot)
+    }
+
     fn oldest_of_most(&self, newcomer: Option<IpAddr>) -> Option<usize> {
         let host = self.most.largest_with(newcomer)?;
         self.hosts.get(&host)?.first_key_value().map(|(_, slot)| *slot)

@@ -9,6 +9,7 @@ use rnic_core::engine::EngineCommand;
 
 use super::qp::QpPhase;
 use super::{Manager, gids};
+use crate::clock;
 use crate::config::Config;
 
 impl Manager {
@@ -28,7 +29,7 @@ impl Manager {
         let Config { wired, engine, .. } = &*self.config;
         self.datagram_port = gids::datagram_port(&self.gids, wired.port, engine.loopback);
         let has_loopback = self.config.device.addresses.is_empty();
-        self.cm.set_datagram_port(&self.datagram_port, has_loopback);
+        self.cm.set_datagram_port(&self.datagram_port, has_loopback, clock::now());
         self.follow_gids();
         for session in self.sessions.values() {
             for (&qp, object) in &session.qps {

@@ -176,6 +176,9 @@ impl Manager {
                 }
                 Notification::Detached { session } => self.memory_gone(session),
                 Notification::Unlinked { qp } => self.unlinked(qp),
+                Notification::CommunicationEstablished { qp } => {
+                    self.cm.communication_established(qp);
+                }
             }
         }
         while let Some(ticket) = self.workers.poll_done() {

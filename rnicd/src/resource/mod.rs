@@ -155,7 +155,11 @@ impl Manager {
         let found = if_addrs::get_if_addrs();
         let gids = gids::table(&config, found.as_deref().unwrap_or_default());
         let datagram_port = gids::datagram_port(&gids, config.wired.port, config.engine.loopback);
-        cm.set_datagram_port(&datagram_port, config.device.addresses.is_empty());
+        cm.set_datagram_port(
+            &datagram_port,
+            config.device.addresses.is_empty(),
+            crate::clock::now(),
+        );
         let mut manager = Manager {
             policy,
             named_pds: NamedPds::default(),

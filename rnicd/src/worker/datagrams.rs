@@ -152,12 +152,12 @@ impl DatagramSockets {
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
     let of_management = datagram.source == mad::QP && datagram.q_key == mad::Q_KEY;
-    let mad = data.try_into().ok().filter(|_| of_management)?;
+    let mad: mad::Bytes = data.try_into().ok().filter(|_| of_management)?;
     let (from, to) = (from.ip(), to.ip());
     let named = match (sidr::parse(data), connection::parse(data)) {
         (Ok(sidr::Message::Request(request)), _) => Some((request.from.ip(), request.to)),
         (_, Ok(connection::Message::Request(request))) => Some((request.from.ip(), request.to)),
-        (Err(_), Err(_)) => return None,
+        (Err(_), Err(_)) if mad::unsupported(&mad).is_none() => return None,
         _ => None,
     };
     let is_honest = named.is_none_or(|named| named == (from, to));
@@ -213,5 +213,9 @@ mod tests {
         assert!(others.iter().all(|packet| for_management(from, to, packet).is_none()));
         let datagram = for_management(from, to, &right).expect("a request");
         assert_eq!((datagram.from, datagram.to, *datagram.mad), (from.ip(), to.ip(), mad));
+        // Get of performance management, which is answered.
+        let mut get = [0; mad::LEN];
+        get[..4].copy_from_slice(&[1, 4, 1, 1]);
+        assert!(for_management(from, to, &packet(mad::QP, mad::Q_KEY, &get)).is_some());
     }
 }

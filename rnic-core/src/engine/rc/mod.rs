@@ -36,8 +36,8 @@ pub(super) struct RcState {
     drains: bool,
     /// The program was notified that the send queue has drained.
     drain_reported: bool,
-    /// The program was notified of the first message, or the QP has reached RTS.
-    communication_reported: bool,
+    /// The peer has sent a message.
+    has_received: bool,
     /// Limits of the peer, from the set-up of the stream; `None` before the first stream.
     peer: Option<PeerLimits>,
     /// The Send that the peer last reported as waiting for a receive.
@@ -70,7 +70,7 @@ impl RcState {
             sending: None,
             drains: false,
             drain_reported: false,
-            communication_reported: false,
+            has_received: false,
             peer: None,
             waited: None,
             peer_waits: false,

@@ -23,7 +23,6 @@ impl Qp {
             QpChange::ReadyToSend(sending) => {
                 rc.sending = Some(sending);
                 rc.drains = false;
-                rc.communication_reported = true;
             }
             QpChange::DrainSendQueue => {
                 rc.drains = true;
@@ -121,11 +120,16 @@ impl Qp {
         }
     }
 
-    /// Notifies the program, once, of the first message of the peer.
+    /// Reports the first message of the peer: to the resource manager, and in RTR to the program.
     #[inline]
     pub(in crate::engine) fn note_communication(&mut self, engine: &mut EngineState) {
         let Some(rc) = &mut self.rc else { return };
-        if !std::mem::replace(&mut rc.communication_reported, true) {
+        if std::mem::replace(&mut rc.has_received, true) {
+            return;
+        }
+        let is_rtr = rc.sending.is_none();
+        engine.report(Notification::CommunicationEstablished { qp: self.core.id });
+        if is_rtr {
             let context = self.core.shared.context.load(Relaxed);
             let event = Event::CommunicationEstablished { qp: self.core.id, context };
             engine.emit(self.core.session, event);

@@ -197,6 +197,26 @@ fn the_first_message_in_rtr_raises_comm_est() {
 }
 
 #[test]
+fn the_first_message_is_reported_once() {
+    for (wiring, state) in
+        Wiring::both().into_iter().flat_map(|w| [QpState::Rtr, QpState::Rts].map(|s| (w, s)))
+    {
+        let mut w = unlinked_in(wiring, kept(QpShape::default()), 128, state);
+        let a = w.any_mr(A, 8);
+        let b = w.any_mr(B, 8);
+        w.link([A, B], wiring, LIMITS);
+        assert_eq!(w.established, [], "{wiring:?} {state:?}");
+        for n in 1..=2 {
+            w.post(A, &[Wr::write(n, &[a.all()], &b, 0)]);
+        }
+        let own = w.qps[B].id;
+        // The other end may have received an answer.
+        w.established.retain(|qp| *qp == own);
+        assert_eq!(w.established, [own], "{wiring:?} {state:?}");
+    }
+}
+
+#[test]
 fn a_refused_request_raises_a_responder_event() {
     type Wrong = fn(&mut World) -> Wr;
     let cases: [(Wrong, &str); 4] = [

@@ -114,6 +114,7 @@ impl ConnectionManager {
                 c.ids.receiver = reply.ids.exchange.id;
                 c.remote_qp = reply.qp;
                 let (qp, addresses, offer) = (c.qp, c.addresses, c.offer);
+                self.connections.by_peer.insert((from, reply.qp), key);
                 self.set_phase(key, Phase::Replied);
                 self.set_deadline(key, Some(now.after(self.options.decision_deadline)));
                 let gid = Gid::from(self.service.port_of(addresses.peer.ip()));
@@ -133,15 +134,20 @@ impl ConnectionManager {
         }
     }
 
-    /// Confirms a reply with RTU.
+    /// Confirms a reply with RTU. At the passive end, does the same as a message of the peer's QP.
     pub fn establish_rc(&mut self, qp: QpId, now: Time) -> Result<(), Refusal> {
         let none = || wrong_phase(qp, "without a reply", "a reply to confirm");
         let key = self.connections.by_qp.get(&qp).copied().ok_or_else(none)?;
         let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
             return Err(none());
         };
-        if c.phase != Phase::Replied {
-            return Err(none());
+        match c.phase {
+            Phase::Replied => {}
+            Phase::Accepting => {
+                self.communication_established(qp);
+                return Ok(());
+            }
+            _ => return Err(none()),
         }
         let (addresses, message) = (c.addresses, c.ids.emit_ready());
         *c.message = message;

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::roce::connection::{Delay, Ids, Message, Reason, Reject, Rejected};
-use rnic_abi::roce::mad::{self, Bytes, zero_padded};
-use rnic_abi::types::{QpId, Time};
+use rnic_abi::roce::mad::{self, zero_padded};
+use rnic_abi::types::{AddressPair, QpId, Time};
 
 use state::Phase;
 pub(super) use state::{Connections, RcConnection, RcRequest};
@@ -42,11 +42,11 @@ impl ConnectionManager {
         match message {
             Message::Request(asked) => self.handle_rc_request(from, to, asked, now),
             Message::Delay(delay) => self.handle_delay(from, to, &delay, now),
-            Message::Reject(reject) => self.handle_rejection(from, to, &reject),
+            Message::Reject(reject) => self.handle_rejection(from, to, &reject, now),
             Message::Reply(reply) => self.handle_rc_reply(from, to, &reply, now),
             Message::Ready(ids) => self.handle_ready_to_use(from, to, ids),
             Message::Disconnect(ids, qp) => self.handle_disconnect(from, to, ids, qp, now),
-            Message::Disconnected(ids) => self.handle_disconnected(from, to, ids),
+            Message::Disconnected(ids) => self.handle_disconnected(from, to, ids, now),
         }
     }
 
@@ -70,7 +70,7 @@ impl ConnectionManager {
         let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
             return;
         };
-        if c.repeats > 0 && c.phase != Phase::Replied {
+        if c.repeats > 0 && !matches!(c.phase, Phase::Replied | Phase::Timewait) {
             c.repeats -= 1;
             return self.send_again(key, now);
         }
@@ -80,13 +80,18 @@ impl ConnectionManager {
             Phase::Accepting => format!("{peer} did not confirm the accepted connection"),
             _ => format!("the program did not confirm the connection to {peer} in time"),
         };
-        if phase == Phase::Disconnecting {
-            self.remove(key);
-            self.events.push_back(CmEvent::RcDisconnected { qp });
-        } else if phase != Phase::Established {
-            self.give_up(key, Reason::TIMEOUT, now);
-            let why = ConnectFailure::timed_out(why);
-            self.events.push_back(CmEvent::RcUnreachable { qp, why });
+        match phase {
+            Phase::Disconnecting => {
+                self.end_connection(key, now);
+                self.events.push_back(CmEvent::RcDisconnected { qp });
+            }
+            Phase::Timewait => drop(self.remove(key)),
+            Phase::Established => {}
+            Phase::Requesting | Phase::Replied | Phase::Accepting => {
+                self.give_up(key, Reason::TIMEOUT, now);
+                let why = ConnectFailure::timed_out(why);
+                self.events.push_back(CmEvent::RcUnreachable { qp, why });
+            }
         }
     }
 
@@ -104,7 +109,7 @@ impl ConnectionManager {
 
     /// Ends an attempt and tells the peer.
     fn give_up(&mut self, key: usize, reason: Reason, now: Time) {
-        let Some(Slot::Rc(c)) = self.remove(key) else { return };
+        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
         let of = match c.phase {
             Phase::Requesting => Rejected::REQUEST,
             Phase::Replied => Rejected::REPLY,
@@ -112,15 +117,9 @@ impl ConnectionManager {
             _ => Rejected::OTHER,
         };
         let reject = rejection(c.ids, of, reason);
-        self.send_message(c.addresses.local.ip(), c.addresses.peer.ip(), reject.emit(), now);
-    }
-
-    /// Answers a message that belongs to no connection and no request. Answers to other daemons are
-    /// rate-limited.
-    fn send_unasked(&mut self, from: IpAddr, to: IpAddr, message: Bytes, now: Time) {
-        if self.service.may_answer(from, to, now) {
-            self.send_message(from, to, message, now);
-        }
+        let AddressPair { local, peer } = c.addresses;
+        self.end_connection(key, now);
+        self.send_message(local.ip(), peer.ip(), reject.emit(), now);
     }
 
     /// Returns the slot of the connection that a message of the peer belongs to.
@@ -206,6 +205,9 @@ const RESPONSE_CODE: u8 = 20;
 const RESPONSE: Duration = Duration::from_nanos(4096 << RESPONSE_CODE);
 /// Number of times that a message is repeated, as in the kernel's rdma_cm.
 const REPEATS: u8 = 15;
+/// Time for which messages of an ended connection may still arrive. The kernel derives the same
+/// time from the packet lifetime of RoCE.
+const TIMEWAIT: Duration = Duration::from_nanos(4096 << ACK_TIMEOUT);
 /// Longest further time that a peer may ask for (69 s), as a code. The kernel asks for as much.
 const LONGEST_DELAY: u8 = 24;
 /// ACK timeout that requests name: one more than the packet lifetime of RoCE paths in the kernel.

@@ -1,19 +1,16 @@
 //! The requested end: REQ, REP, REJ and RTU.
-//!
-//! As with SIDR, requests cost only memory, and a sender can forge its address. So a request
-//! without room is dropped without an answer, and nothing is evicted for it.
 
 use std::net::IpAddr;
 
 use rnic_abi::abi::control::{RcPeer, Refusal};
 use rnic_abi::roce::PortSpace;
 use rnic_abi::roce::connection::{Delay, Ids, Reason, Reject, Rejected, Reply, Request, Service};
-use rnic_abi::roce::mad::Exchange;
-use rnic_abi::types::{AddressPair, Gid, RequestId, Time};
+use rnic_abi::roce::mad::{Bytes, Exchange};
+use rnic_abi::types::{AddressPair, Gid, QpId, Time};
 
 use super::state::{Phase, RcConnection, RcRequest};
 use super::{FIRST_QP, LONGEST_DELAY, REPEATS, RcAcceptParams, mtu_of, padded, rejection};
-use crate::cm::startups::WaitsFor;
+use crate::cm::admission::{Asked, NotAdmitted};
 use crate::cm::{CmEvent, ConnectionManager, Slot, wrong_request};
 
 impl ConnectionManager {
@@ -36,52 +33,32 @@ impl ConnectionManager {
             Ok(checked) => checked,
             Err(reason) => return self.refuse(from, to, &asked, reason, now),
         };
-        let Some(listener) = self.serves(to, asked.service) else {
-            return self.refuse(from, to, &asked, Reason::INVALID_SERVICE, now);
+        if let Some(key) = self.connections.by_peer.get(&(from, asked.qp)).copied() {
+            self.refuse(from, to, &asked, Reason::STALE, now);
+            return self.report_stale(key);
+        }
+        let Request { exchange, service, .. } = *asked;
+        let message = Asked { from, to, service, exchange };
+        let (listener, session) = match self.admit_message(message, now) {
+            Ok(admitted) => admitted,
+            Err(NotAdmitted::Unserved) => {
+                return self.refuse(from, to, &asked, Reason::INVALID_SERVICE, now);
+            }
+            Err(NotAdmitted::Draining) => {
+                return self.refuse(from, to, &asked, Reason::NO_RESOURCES, now);
+            }
+            Err(NotAdmitted::Handled) => return,
         };
-        let Some(l) = self.listeners.get(&listener) else { return };
-        // If the program has rejected this request, the rejection was lost.
-        if let Some(answer) = l.answers().and_then(|answers| answers.find(from, asked.exchange)) {
-            return self.send_message(to, from, answer, now);
-        }
-        let session = l.session;
-        if self.draining {
-            return self.refuse(from, to, &asked, Reason::NO_RESOURCES, now);
-        }
-        if !self.can_queue(listener) {
-            return;
-        }
-        // Requests of this daemon are bounded by the requester's QPs and connection rate, and must
-        // not use up those of the listener's user. Only requests with room count, so a flood does
-        // not exhaust the user's connection rate.
-        let is_local = self.service.stays_local(to, from);
-        let may_ask =
-            is_local || self.has_room_for(session) && self.is_within_rates(session, from, now);
-        if !may_ask {
-            return;
-        }
         let id = self.new_connection_id();
-        let exchange = asked.exchange;
-        let port = asked.service.port().map_or(0, |(_, port)| port);
+        let port = service.port().map_or(0, |(_, port)| port);
         let addresses = AddressPair { local: (to, port).into(), peer: asked.from };
         let peer = peer_of_request(&asked, source, path_mtu);
         let private_data = asked.private_data.to_vec();
-        let request = RequestId(0);
-        let slot = RcRequest { session, listener, request, id, asked };
-        let key = self.insert(Slot::RcRequest(Box::new(slot)));
-        let request = self.new_request(key);
-        if let Slot::RcRequest(asked) = &mut self.slots[key].slot {
-            asked.request = request;
-        }
+        let request = self.new_request(self.slots.vacant_key());
+        let slot = Slot::RcRequest(Box::new(RcRequest { session, listener, request, id, asked }));
+        let key = self.queue_message(slot, message, self.options.decision_deadline, now);
         self.connections.by_id.insert(id, key);
         self.connections.by_request.insert((from, exchange), key);
-        if let Some(l) = self.listeners.get_mut(&listener) {
-            l.pending += 1;
-        }
-        if !is_local {
-            self.charge(key, session, from, WaitsFor::Decision);
-        }
-        self.set_deadline(key, Some(now.after(self.options.decision_deadline)));
         self.events.push_back(CmEvent::RcRequest {
             listener,
             request,
@@ -99,8 +76,13 @@ impl ConnectionManager {
                     Delay { ids: asked.ids(), of: Rejected::REQUEST, timeout: LONGEST_DELAY };
                 (asked.from(), asked.asked.to, delay.emit())
             }
-            Some(Slot::Rc(c)) if c.phase == Phase::Accepting => {
-                (c.addresses.peer.ip(), c.addresses.local.ip(), *c.message)
+            Some(Slot::Rc(c)) => {
+                let message = match c.phase {
+                    Phase::Accepting => *c.message,
+                    Phase::Timewait => rejection(c.ids, Rejected::REQUEST, Reason::STALE).emit(),
+                    _ => return,
+                };
+                (c.addresses.peer.ip(), c.addresses.local.ip(), message)
             }
             _ => return,
         };
@@ -191,6 +173,7 @@ impl ConnectionManager {
         self.connections.by_id.insert(ids.exchange.id, key);
         self.connections.by_qp.insert(qp, key);
         self.connections.by_request.insert(known, key);
+        self.connections.by_peer.insert((asked.from(), asked.asked.qp), key);
         self.send_again(key, now);
         Ok(())
     }
@@ -224,17 +207,32 @@ impl ConnectionManager {
         let Some(Slot::RcRequest(asked)) = self.slots.get(key).map(|entry| &entry.slot) else {
             return;
         };
-        let reject = rejection(asked.ids(), Rejected::REQUEST, Reason::TIMEOUT);
         let (from, to) = (asked.from(), asked.asked.to);
-        self.withdraw_rc_request(key, "the deadline passed");
-        self.send_message(to, from, reject.emit(), now);
+        if let Some(message) = self.end_rc_request(key, "the deadline passed") {
+            self.send_message(to, from, message, now);
+        }
     }
 
-    /// Ends an undecided request without an answer.
-    pub(in crate::cm) fn withdraw_rc_request(&mut self, key: usize, why: &str) {
-        if let Some(Slot::RcRequest(asked)) = self.remove(key) {
-            self.withdraw(asked.listener, asked.request, why);
+    /// Ends an undecided request. Repetitions that are still under way get the returned rejection.
+    pub(super) fn end_rc_request(&mut self, key: usize, why: &str) -> Option<Bytes> {
+        let asked = self.withdraw_rc_request(key, why)?;
+        let message = rejection(asked.ids(), Rejected::REQUEST, Reason::TIMEOUT).emit();
+        let listener = self.listeners.get_mut(&asked.listener);
+        if let Some(answers) = listener.and_then(|l| l.answers_mut()) {
+            answers.keep(asked.from(), asked.asked.exchange, &message);
         }
+        Some(message)
+    }
+
+    /// Ends an undecided request without an answer. A repetition is a new request.
+    pub(in crate::cm) fn withdraw_rc_request(
+        &mut self,
+        key: usize,
+        why: &str,
+    ) -> Option<Box<RcRequest>> {
+        let Some(Slot::RcRequest(asked)) = self.remove(key) else { return None };
+        self.withdraw(asked.listener, asked.request, why);
+        Some(asked)
     }
 
     /// Handles RTU.
@@ -244,10 +242,35 @@ impl ConnectionManager {
         if c.phase != Phase::Accepting || c.ids.exchange.transaction != ids.exchange.transaction {
             return;
         }
+        self.confirm_accept(key);
+    }
+
+    /// Establishes an accepted connection whose peer has sent a message to the QP. Its RTU is under
+    /// way or lost.
+    pub fn communication_established(&mut self, qp: QpId) {
+        let Some(key) = self.connections.by_qp.get(&qp).copied() else { return };
+        if matches!(&self.slots[key].slot, Slot::Rc(c) if c.phase == Phase::Accepting) {
+            self.confirm_accept(key);
+        }
+    }
+
+    fn confirm_accept(&mut self, key: usize) {
+        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
         let (qp, addresses, offer) = (c.qp, c.addresses, c.offer);
         self.set_phase(key, Phase::Established);
         self.set_deadline(key, None);
         self.events.push_back(CmEvent::RcEstablished { qp, addresses, offer });
+    }
+
+    /// Reports an established connection whose peer has used its QP for another request: the peer
+    /// has lost the connection, or the request is forged (IBTA specification, volume 1, section
+    /// 12.9.8.3).
+    fn report_stale(&mut self, key: usize) {
+        let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
+        if c.phase == Phase::Established {
+            let (qp, remote_qp, peer) = (c.qp, c.remote_qp, c.addresses.peer.ip());
+            self.events.push_back(CmEvent::RcStale { qp, remote_qp, peer });
+        }
     }
 }
 

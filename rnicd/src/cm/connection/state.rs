@@ -58,19 +58,21 @@ pub(in crate::cm) struct Connections {
     pub(super) by_qp: HashMap<QpId, usize>,
     /// At the passive end, by the requester and the IDs of its request.
     pub(super) by_request: HashMap<(IpAddr, Exchange), usize>,
-    established: usize,
+    /// By the peer's address and QP, once the connection is accepted.
+    pub(super) by_peer: HashMap<(IpAddr, QpId), usize>,
+    settled: usize,
 }
 
 impl Connections {
-    /// Returns the number of established connections.
-    pub(in crate::cm) fn established(&self) -> usize {
-        self.established
+    /// Returns the number of connections that are established or in timewait.
+    pub(in crate::cm) fn settled(&self) -> usize {
+        self.settled
     }
 
     /// Changes the phase of a connection.
     pub(super) fn set_phase(&mut self, connection: &mut RcConnection, phase: Phase) {
-        self.established -= usize::from(connection.phase == Phase::Established);
-        self.established += usize::from(phase == Phase::Established);
+        self.settled -= usize::from(connection.phase.is_settled());
+        self.settled += usize::from(phase.is_settled());
         connection.phase = phase;
     }
 
@@ -79,12 +81,23 @@ impl Connections {
         self.by_request.remove(&(asked.from(), asked.asked.exchange));
     }
 
-    pub(in crate::cm) fn forget(&mut self, connection: &RcConnection) {
-        self.established -= usize::from(connection.phase == Phase::Established);
+    pub(in crate::cm) fn forget(&mut self, key: usize, connection: &RcConnection) {
+        self.settled -= usize::from(connection.phase.is_settled());
         self.by_id.remove(&connection.ids.exchange.id);
-        self.by_qp.remove(&connection.qp);
         if let Some(asked) = connection.asked {
             self.by_request.remove(&asked);
+        }
+        self.leave(key, connection);
+    }
+
+    /// Frees the QPs of both ends for another connection.
+    pub(super) fn leave(&mut self, key: usize, connection: &RcConnection) {
+        if self.by_qp.get(&connection.qp) == Some(&key) {
+            self.by_qp.remove(&connection.qp);
+        }
+        let peer = (connection.addresses.peer.ip(), connection.remote_qp);
+        if self.by_peer.get(&peer) == Some(&key) {
+            self.by_peer.remove(&peer);
         }
     }
 }
@@ -104,6 +117,11 @@ impl RcRequest {
     /// Returns the requester's address.
     pub(super) fn from(&self) -> IpAddr {
         self.asked.from.ip()
+    }
+
+    /// Returns the own and the requester's address.
+    pub(in crate::cm) fn ends(&self) -> (IpAddr, IpAddr) {
+        (self.asked.to, self.from())
     }
 
     /// Returns the IDs of this end's messages.
@@ -134,6 +152,13 @@ pub struct RcConnection {
     pub(super) delayed: bool,
 }
 
+impl RcConnection {
+    /// Returns the own and the peer's address.
+    pub(in crate::cm) fn ends(&self) -> (IpAddr, IpAddr) {
+        (self.addresses.local.ip(), self.addresses.peer.ip())
+    }
+}
+
 /// Phase of a connection (IBTA specification, volume 1, section 12.9.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -147,4 +172,13 @@ pub(super) enum Phase {
     Established,
     /// Has sent DREQ.
     Disconnecting,
+    /// Has ended. Messages that were under way may still arrive.
+    Timewait,
+}
+
+impl Phase {
+    /// Returns true unless the connection is in start-up or closing.
+    fn is_settled(self) -> bool {
+        matches!(self, Phase::Established | Phase::Timewait)
+    }
 }

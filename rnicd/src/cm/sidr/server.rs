@@ -1,8 +1,7 @@
 //! The SIDR server: listeners for UD QPs, undecided requests, and replies.
 //!
-//! Requests cost only memory, and a sender can forge its address. So a request without room is
-//! dropped without a reply (a real requester sends it again), nothing is evicted for a request, and
-//! a reply is as long as its request and is sent to that request's source.
+//! A sender can forge its address, so a reply is as long as its request and is sent to that
+//! request's source.
 
 use std::net::IpAddr;
 
@@ -13,7 +12,7 @@ use rnic_abi::roce::sidr::{self, Reply, Request, Status};
 use rnic_abi::types::{AddressPair, QpId, RequestId, Time};
 
 use super::state::SidrRequest;
-use crate::cm::startups::WaitsFor;
+use crate::cm::admission::{Asked, NotAdmitted};
 use crate::cm::{CmEvent, ConnectionManager, Slot};
 
 impl ConnectionManager {
@@ -35,52 +34,28 @@ impl ConnectionManager {
         if (request.from.ip(), request.to) != (from, to) {
             return;
         }
-        let exchange = request.exchange;
-        let Some(listener) = self.serves(to, request.service) else {
-            return self.send_refusal(from, to, request, Status::UNSUPPORTED, now);
-        };
-        // If this request was sent before, it is still undecided, or its reply was lost.
+        let Request { exchange, service, .. } = *request;
         if self.service.undecided.contains_key(&(from, exchange)) {
             return;
         }
-        let Some(l) = self.listeners.get(&listener) else { return };
-        if let Some(reply) = l.answers().and_then(|answers| answers.find(from, exchange)) {
-            return self.send_message(to, from, reply, now);
-        }
-        let session = l.session;
-        if self.draining {
-            return self.send_refusal(from, to, request, Status::REJECTED, now);
-        }
-        if !self.can_queue(listener) || !self.has_room_for(session) {
-            return;
-        }
-        // Only requests with room count, so a flood does not exhaust the user's connection rate.
-        if !self.service.stays_local(to, from) && !self.is_within_rates(session, from, now) {
-            return;
-        }
-        let asked = SidrRequest {
-            session,
-            listener,
-            request: RequestId(0),
-            from,
-            to,
-            exchange,
-            service: request.service,
+        let asked = Asked { from, to, service, exchange };
+        let (listener, session) = match self.admit_message(asked, now) {
+            Ok(admitted) => admitted,
+            Err(NotAdmitted::Unserved) => {
+                return self.send_refusal(from, to, request, Status::UNSUPPORTED, now);
+            }
+            Err(NotAdmitted::Draining) => {
+                return self.send_refusal(from, to, request, Status::REJECTED, now);
+            }
+            Err(NotAdmitted::Handled) => return,
         };
-        let key = self.insert(Slot::SidrRequest(Box::new(asked)));
-        let id = self.new_request(key);
-        if let Slot::SidrRequest(asked) = &mut self.slots[key].slot {
-            asked.request = id;
-        }
-        self.service.undecided.insert((from, exchange), key);
-        if let Some(l) = self.listeners.get_mut(&listener) {
-            l.pending += 1;
-        }
-        self.charge(key, session, from, WaitsFor::Decision);
+        let id = self.new_request(self.slots.vacant_key());
+        let slot = SidrRequest { session, listener, request: id, from, to, exchange, service };
         // A requester with the same configuration waits for `reply_deadline`.
         let patience = self.options.reply_deadline.min(self.options.decision_deadline);
-        self.set_deadline(key, Some(now.after(patience)));
-        let local = (to, request.service.port().map_or(0, |(_, port)| port)).into();
+        let key = self.queue_message(Slot::SidrRequest(Box::new(slot)), asked, patience, now);
+        self.service.undecided.insert((from, exchange), key);
+        let local = (to, service.port().map_or(0, |(_, port)| port)).into();
         self.events.push_back(CmEvent::Request {
             listener,
             request: id,

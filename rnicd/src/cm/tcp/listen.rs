@@ -294,7 +294,7 @@ impl ConnectionManager {
     }
 
     /// Ends a connection in start-up at once, so its descriptor is free on return.
-    fn evict(&mut self, key: usize, why: &str) {
+    pub(in crate::cm) fn evict(&mut self, key: usize, why: &str) {
         match self.slots.get(key).map(|entry| &entry.slot) {
             Some(Slot::Passive(_)) => {
                 if let Some(stream) = self.end_passive(key, why) {
@@ -308,7 +308,7 @@ impl ConnectionManager {
                 }
             }
             Some(Slot::SidrRequest(_)) => self.withdraw_sidr_request(key, why),
-            Some(Slot::RcRequest(_)) => self.withdraw_rc_request(key, why),
+            Some(Slot::RcRequest(_)) => drop(self.withdraw_rc_request(key, why)),
             Some(Slot::RequestCheck(_)) => self.end_request_check(key, Err(why.to_owned())),
             // These hold no charge.
             Some(

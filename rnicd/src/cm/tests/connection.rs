@@ -1,16 +1,21 @@
 //! Connections of RC QPs in one daemon, between two, and with hosts that forge messages.
 
+use std::sync::Arc;
+
 use rnic_abi::abi::control::{RcOffer, RcPeer};
 use rnic_abi::roce::connection::{self, Ids, Message, Reason, Service};
-use rnic_abi::roce::mad::{Exchange, zero_padded};
+use rnic_abi::roce::mad::{self, Exchange, zero_padded};
 use rnic_abi::roce::{PortSpace, ServiceId};
 use rnic_abi::types::Gid;
+use rnic_core::engine::DatagramPort;
 
 use super::sidr::{A, B, Mad, PORT, ip};
 use super::*;
 
 /// Time after which a message is repeated.
 const REPEAT: Duration = Duration::from_millis(4_300);
+/// Time for which messages of an ended connection may still arrive: twice the packet lifetime.
+const TIMEWAIT: Duration = Duration::from_nanos(4096 << 17);
 const GUID: u64 = 0x0230_95FF_FEB1_D8CE;
 
 fn offer(psn: u32) -> RcOffer {
@@ -88,7 +93,7 @@ impl Node {
 
     fn rejected_rc(&mut self, of: QpId) -> (u16, Vec<u8>) {
         match self.cm.poll_event() {
-            Some(CmEvent::RcRejected { qp, reason, private_data }) if qp == of => {
+            Some(CmEvent::RcRejected { qp, reason, private_data, .. }) if qp == of => {
                 (reason, private_data)
             }
             other => panic!("expected a rejection, got {other:?}"),
@@ -105,10 +110,12 @@ impl Node {
         }
     }
 
-    /// Checks that no connection remains.
+    /// Checks that no connection remains, once messages that were under way have arrived.
     fn has_no_connection(&mut self) {
+        self.pass(TIMEWAIT);
         self.is_done();
         assert!(!self.cm.has_connection(ACTIVE) && !self.cm.has_connection(PASSIVE));
+        assert_eq!(self.cm.slots.len(), self.cm.listeners.len());
     }
 }
 
@@ -472,7 +479,8 @@ fn requests_without_room_are_dropped() {
     let mut mads = Vec::new();
     for n in 1..=3_u32 {
         let mut a = Node::at(A, options());
-        a.ask_rc(A, B, &n.to_be_bytes());
+        let params = a.params(A, 0, B, &n.to_be_bytes());
+        a.cm.connect_rc(RcConnectParams { qp: QpId(n + 1), ..params }, a.now).expect("asked");
         mads.push(a.mad());
     }
     for mad in &mads {
@@ -532,4 +540,245 @@ fn the_types_of_both_qps_are_the_same() {
     let params = RcAcceptParams { request, qp: PASSIVE, kind, offer, guid: GUID, private_data };
     assert!(matches!(b.cm.accept_rc(params, b.now), Err(Refusal::WrongState { .. })));
     b.accept_rc(request);
+}
+
+#[test]
+fn first_message_replaces_a_lost_rtu() {
+    let mut a = Node::at(A, options());
+    let mut b = Node::at(B, options());
+    b.serve_rc(B, 1);
+    let request = asked_by(&mut a, &mut b);
+    // Before the program decides, no message of the peer can establish a connection.
+    b.cm.communication_established(PASSIVE);
+    b.is_silent();
+    b.accept_rc(request);
+    a.take(&b.mad());
+    a.replied_rc();
+    a.cm.establish_rc(ACTIVE, a.now).expect("a reply");
+    let rtu = a.mad();
+    b.cm.communication_established(PASSIVE);
+    b.established_rc();
+    // No repetition of REP follows, and the late RTU is ignored.
+    b.pass(Duration::from_secs(1000));
+    b.take(&rtu);
+    b.cm.communication_established(PASSIVE);
+    b.is_silent();
+    // A program that hears of the message itself.
+    let mut b = Node::at(B, options());
+    b.serve_rc(B, 1);
+    let request = asked_by(&mut Node::at(A, options()), &mut b);
+    b.accept_rc(request);
+    b.mad();
+    b.cm.establish_rc(PASSIVE, b.now).expect("accepted");
+    b.established_rc();
+    assert!(b.cm.establish_rc(PASSIVE, b.now).is_err());
+}
+
+/// Returns the reason of the rejection that leaves next.
+fn rejects(node: &mut Node) -> u16 {
+    match message(&node.mad()) {
+        Message::Reject(reject) => reject.reason.0,
+        other => panic!("expected REJ, got {other:?}"),
+    }
+}
+
+#[test]
+fn request_with_a_connected_qp_is_stale() {
+    let (_, mut b, [req, ..]) = connected();
+    // The peer has restarted and lost the connection.
+    let mut restarted = Node::at(A, options());
+    restarted.ask_rc(A, B, b"again");
+    b.take(&restarted.mad());
+    assert_eq!(rejects(&mut b), Reason::STALE.0);
+    match b.cm.poll_event() {
+        Some(CmEvent::RcStale { qp: PASSIVE, remote_qp: ACTIVE, peer }) => assert_eq!(peer, ip(A)),
+        other => panic!("expected RcStale, got {other:?}"),
+    }
+    b.is_silent();
+    // DREQ follows if the QPs have no stream.
+    b.cm.disconnect_rc(PASSIVE, b.now).expect("connected");
+    restarted.take(&b.mad());
+    b.take(&restarted.mad());
+    b.disconnected_rc(PASSIVE);
+    // The QP number of another host is another QP.
+    let (_, mut b, _) = connected();
+    let mut other = request_of(&req);
+    let host = ip("192.0.2.9");
+    other.from = SocketAddr::new(host, 7);
+    other.from_gid = Gid::from(host);
+    b.take(&(host, ip(B), Box::new(other.emit())));
+    b.asked_rc();
+}
+
+#[test]
+fn delayed_messages_of_an_ended_connection_do_nothing() {
+    let (mut a, mut b, [req, rep, rtu]) = connected();
+    a.cm.disconnect_rc(ACTIVE, a.now).expect("connected");
+    let dreq = a.mad();
+    b.take(&dreq);
+    b.disconnected_rc(PASSIVE);
+    let drep = b.mad();
+    a.take(&drep);
+    a.disconnected_rc(ACTIVE);
+    b.take(&rtu);
+    b.is_silent();
+    a.take(&rep);
+    a.take(&drep);
+    a.is_silent();
+    b.take(&req);
+    assert_eq!(rejects(&mut b), Reason::STALE.0);
+    b.is_silent();
+    // The QPs may connect again at once, with other IDs.
+    let request = asked_by(&mut a, &mut b);
+    b.accept_rc(request);
+    b.mad();
+    b.take(&req);
+    assert_eq!(rejects(&mut b), 10);
+    a.cm.abandon_rc(ACTIVE, a.now);
+    b.pass(TIMEWAIT);
+    assert_eq!((a.cm.in_startup(), a.cm.startups()), (0, 0));
+}
+
+#[test]
+fn delayed_request_of_a_given_up_attempt_is_none() {
+    let mut a = Node::at(A, options());
+    let mut b = Node::at(B, options());
+    b.serve_rc(B, 2);
+    a.ask_rc(A, B, b"");
+    let req = a.mad();
+    b.take(&req);
+    let (request, ..) = b.asked_rc();
+    a.cm.abandon_rc(ACTIVE, a.now);
+    b.take(&a.mad());
+    b.withdrawn(request);
+    b.take(&req);
+    rejects(&mut b);
+    b.is_silent();
+    // Given up after the decision.
+    a.ask_rc(A, B, b"");
+    let req = a.mad();
+    b.take(&req);
+    let (request, ..) = b.asked_rc();
+    b.accept_rc(request);
+    b.mad();
+    a.cm.abandon_rc(ACTIVE, a.now);
+    b.take(&a.mad());
+    b.rejected_rc(PASSIVE);
+    b.take(&req);
+    assert_eq!(rejects(&mut b), Reason::STALE.0);
+    b.has_no_connection();
+}
+
+#[test]
+fn both_local_ends_lose_the_address() {
+    for phase in 0..3 {
+        let mut node = Node::at(A, options());
+        node.serve_rc(A, 1);
+        node.ask_rc(A, A, b"");
+        let (request, ..) = node.asked_rc();
+        if phase > 0 {
+            node.accept_rc(request);
+            node.replied_rc();
+        }
+        if phase > 1 {
+            node.cm.establish_rc(ACTIVE, node.now).expect("a reply");
+            node.established_rc();
+        }
+        let gids = vec![Gid::from(ip("192.0.2.77"))];
+        let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct: true };
+        node.cm.set_datagram_port(&Arc::new(port), false, node.now);
+        let mut ended = Vec::new();
+        while let Some(event) = node.cm.poll_event() {
+            ended.push(match event {
+                CmEvent::Withdrawn { .. } => (phase == 0, PASSIVE),
+                CmEvent::RcUnreachable { qp, .. } => (phase < 2, qp),
+                CmEvent::RcDisconnected { qp } => (phase == 2, qp),
+                other => panic!("{other:?}"),
+            });
+        }
+        ended.sort();
+        assert_eq!(ended, [(true, ACTIVE), (true, PASSIVE)], "{phase}");
+        node.has_no_connection();
+    }
+    // A connection to another host remains.
+    let (mut a, ..) = connected();
+    let port = DatagramPort { gids: Vec::new(), mtu: 1024, udp: 4791, direct: true };
+    a.cm.set_datagram_port(&Arc::new(port), false, a.now);
+    a.is_silent();
+    assert!(a.cm.has_connection(ACTIVE));
+}
+
+/// Sends a request of `host`, with the number as IDs and QP.
+fn forge(to: &mut Node, host: &str, number: u32, template: &connection::Request) {
+    let host = ip(host);
+    let request = connection::Request {
+        exchange: Exchange { transaction: number.into(), id: number },
+        qp: QpId(number),
+        from: SocketAddr::new(host, 7),
+        from_gid: Gid::from(host),
+        ..template.clone()
+    };
+    to.take(&(host, ip(B), Box::new(request.emit())));
+}
+
+#[test]
+fn hosts_share_the_undecided_requests() {
+    let mut a = Node::at(A, options());
+    a.ask_rc(A, B, b"");
+    let template = request_of(&a.mad());
+    // The backlog, the limit of the user and that of the daemon.
+    for (backlog, of_user, of_all) in [(8, 100, 100), (100, 8, 100), (100, 100, 8)] {
+        let mut b = Node::at(B, CmOptions { startups: of_all, ..options() });
+        let startups_key = "limits.user.startups".into();
+        let quota =
+            Quota { user: 1000, startups: of_user, startups_key, accepts_per_second: 1_000_000 };
+        b.cm.set_quota(SESSION, quota);
+        b.serve_rc(B, backlog);
+        for n in 1..=20 {
+            forge(&mut b, "192.0.2.66", 100 + n, &template);
+        }
+        let flood: Vec<_> = (0..8).map(|_| b.asked_rc().0).collect();
+        b.is_silent();
+        for (n, first) in (1..=20).zip(&flood) {
+            forge(&mut b, A, 200 + n, &template);
+            if n <= 4 {
+                // The oldest request of the flood gives way.
+                b.withdrawn(*first);
+                b.asked_rc();
+            }
+        }
+        // Now each host has half of them.
+        forge(&mut b, "192.0.2.66", 300, &template);
+        b.is_silent();
+        // A third host gets its share of both.
+        for n in 1..=3 {
+            forge(&mut b, "192.0.2.5", 400 + n, &template);
+        }
+        let mut events = 0;
+        while let Some(event) = b.cm.poll_event() {
+            assert!(matches!(event, CmEvent::Withdrawn { .. } | CmEvent::RcRequest { .. }));
+            events += 1;
+        }
+        assert_eq!((events, b.row().pending), (4, 8));
+    }
+}
+
+#[test]
+fn other_classes_are_answered_as_unsupported() {
+    let mut b = Node::at(B, options());
+    // Get of performance management.
+    let mut get = Box::new([0; mad::LEN]);
+    get[..4].copy_from_slice(&[1, 4, 1, 1]);
+    b.take(&(ip(A), ip(B), get));
+    let (from, to, answer) = b.mad();
+    assert_eq!((from, to, &answer[..6]), (ip(B), ip(A), &[1, 4, 1, 0x81, 0, 0x0C][..]));
+    // The answer of another host, an alternate path and its answer are ignored.
+    b.take(&(ip(A), ip(B), answer));
+    for attribute in [0x19, 0x1A] {
+        let mut path = Box::new([0; mad::LEN]);
+        path[..4].copy_from_slice(&[1, 7, 2, 3]);
+        path[17] = attribute;
+        b.take(&(ip(A), ip(B), path));
+    }
+    b.is_silent();
 }

@@ -28,7 +28,7 @@ impl Node {
         let mut node = Node::new(options);
         let gids = vec![Gid::from(ip("192.0.2.77")), Gid::from(ip(address))];
         let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct: true };
-        node.cm.set_datagram_port(&Arc::new(port), false);
+        node.cm.set_datagram_port(&Arc::new(port), false, START);
         node
     }
 
@@ -37,7 +37,7 @@ impl Node {
         let mut node = Node::new(options());
         let gids = vec![Gid::from(ip(A)), Gid::from(ip("127.0.0.1"))];
         let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct };
-        node.cm.set_datagram_port(&Arc::new(port), true);
+        node.cm.set_datagram_port(&Arc::new(port), true, START);
         node
     }
 

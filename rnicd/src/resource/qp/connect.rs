@@ -215,6 +215,7 @@ impl Manager {
             | CmEvent::RcRejected { .. }
             | CmEvent::RcUnreachable { .. }
             | CmEvent::RcDisconnected { .. } => self.handle_rc_event(event),
+            CmEvent::RcStale { qp, remote_qp, peer } => self.end_stale(qp, remote_qp, peer),
             CmEvent::Management { from, to, mad } => self.send_management(from, to, &mad),
             CmEvent::Rejected { qp, .. } | CmEvent::Unreachable { qp, .. } if self.is_ud(qp) => {
                 self.handle_resolution(event);

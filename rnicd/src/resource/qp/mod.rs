@@ -48,6 +48,9 @@ pub struct Qp {
     pub kind: QpType,
     /// Attributes and stream of an RC or UC QP. `None` before Rtr.
     pub rc: Option<RcAttr>,
+    /// PSN of the last connection request that was rejected, and the reason. The diagnosis has
+    /// reported it.
+    pub rejected: Option<(u32, u16)>,
     /// State and Q_Key of a UD QP. `None` before Rtr.
     pub datagrams: Option<UdAttr>,
     /// `None` until connected.

@@ -2,16 +2,18 @@
 //!
 //! The messages do not change the QPs. The programs do, with the attributes that they exchange.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_abi::abi::control::{DisconnectReason, Event, RcOffer, Refusal};
+use rnic_abi::abi::control::{DisconnectReason, Event, RcOffer, Refusal, Wiring};
 use rnic_abi::roce::PortSpace;
 use rnic_abi::roce::connection::Service;
 use rnic_abi::types::*;
 
+use super::qp_attr::RcStream;
 use super::rc::{MOST_24, PATH_MTUS, THREE_BITS, TWENTY_FOUR_BITS};
 use super::{Qp, wrong_state};
+use crate::clock;
 use crate::cm::{CmEvent, ConnectFailure, RcAcceptParams, RcConnectParams};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::{Manager, find, refuse};
@@ -87,6 +89,19 @@ impl Manager {
         Outcome::done()
     }
 
+    /// Ends a connection whose peer has requested another one with the same QP. While the QPs have a
+    /// stream, the peer's daemon still has that connection, so the request is forged.
+    pub(super) fn end_stale(&mut self, qp: QpId, remote_qp: QpId, peer: IpAddr) {
+        let is_peer = |w: &Wiring| w.remote_qp == remote_qp && w.remote == Gid::from(peer);
+        let is_linked = self.rc(qp).is_some_and(|rc| {
+            is_peer(&rc.wiring) && matches!(rc.stream, Some(RcStream::Direct | RcStream::Tcp))
+        });
+        if !is_linked {
+            // Fails if the connection has ended in between.
+            let _ = self.cm.disconnect_rc(qp, clock::now());
+        }
+    }
+
     /// Reports an event of a connection to its session.
     pub(super) fn handle_rc_event(&mut self, event: CmEvent) {
         if let CmEvent::RcRequest { listener, request, addresses, peer, private_data } = event {
@@ -126,9 +141,12 @@ impl Manager {
                 private_data: Vec::new(),
                 revision: 0,
             },
-            CmEvent::RcRejected { reason, private_data, .. } => {
-                let text = format!("the peer rejected the connection with reason {reason}");
-                self.not_connected(session, qp, RULE, &text);
+            CmEvent::RcRejected { psn, reason, private_data, .. } => {
+                // The library repeats a request to a port without a listener.
+                if object.rejected.replace((psn, reason)) != Some((psn, reason)) {
+                    let text = format!("the peer rejected the connection with reason {reason}");
+                    self.not_connected(session, qp, RULE, &text);
+                }
                 Event::RcRejected { qp, context, reason, private_data }
             }
             CmEvent::RcUnreachable { why: ConnectFailure { errno, reason }, .. } => {

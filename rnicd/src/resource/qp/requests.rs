@@ -93,6 +93,7 @@ impl Manager {
             kind: request.kind,
             rc: None,
             datagrams: None,
+            rejected: None,
             connection: None,
             reads: None,
             membership,

@@ -245,6 +245,8 @@ pub(super) struct World {
     pub detached: Vec<SessionId>,
     /// RC and UC QPs that have lost their streams.
     pub unlinked: Vec<QpId>,
+    /// QPs that have received their first message.
+    pub established: Vec<QpId>,
     pub misbehaved: Vec<(SessionId, String)>,
     /// Peers that used wrong STags.
     pub guesses: Vec<std::net::IpAddr>,
@@ -295,6 +297,7 @@ impl World {
             copiers: HashMap::new(),
             detached: Vec::new(),
             unlinked: Vec::new(),
+            established: Vec::new(),
             misbehaved: Vec::new(),
             guesses: Vec::new(),
             notes: Vec::new(),

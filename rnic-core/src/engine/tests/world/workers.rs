@@ -231,6 +231,7 @@ impl World {
             Notification::Note { session, kind, .. } => self.notes.push((session, kind)),
             Notification::Detached { session } => self.detached.push(session),
             Notification::Unlinked { qp } => self.unlinked.push(qp),
+            Notification::CommunicationEstablished { qp } => self.established.push(qp),
         }
     }
 

@@ -1,0 +1,114 @@
+//! Admission of requests that arrive as messages: SIDR requests and connection requests.
+//!
+//! They cost only memory, and a sender can forge its address. So a request without room is dropped
+//! without an answer (a real requester sends it again). It evicts only requests of this kind, and
+//! only those of a host with more: as many wait of one host as of another.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rnic_abi::roce::ServiceId;
+use rnic_abi::roce::mad::Exchange;
+use rnic_abi::types::{ListenerId, SessionId, Time};
+
+use super::startups::WaitsFor;
+use super::{ConnectionManager, Slot};
+
+/// A request of a peer.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) from: IpAddr,
+    pub(super) to: IpAddr,
+    pub(super) service: ServiceId,
+    pub(super) exchange: Exchange,
+}
+
+/// Reason why a request is not admitted.
+pub(super) enum NotAdmitted {
+    /// No listener serves its port.
+    Unserved,
+    /// The daemon drains.
+    Draining,
+    /// It has been answered as before, or dropped.
+    Handled,
+}
+
+impl ConnectionManager {
+    /// Finds the listener of a request that is not waiting already, and makes room for it.
+    pub(super) fn admit_message(
+        &mut self,
+        asked: Asked,
+        now: Time,
+    ) -> Result<(ListenerId, SessionId), NotAdmitted> {
+        let Asked { from, to, service, exchange } = asked;
+        let listener = self.serves(to, service).ok_or(NotAdmitted::Unserved)?;
+        let l = self.listeners.get(&listener).ok_or(NotAdmitted::Unserved)?;
+        let session = l.session;
+        // If the program has decided this request, the reply was lost.
+        if let Some(reply) = l.answers().and_then(|answers| answers.find(from, exchange)) {
+            self.send_message(to, from, reply, now);
+            return Err(NotAdmitted::Handled);
+        }
+        if self.draining {
+            return Err(NotAdmitted::Draining);
+        }
+        // Requests of this daemon are bounded by the requester's QPs and connection rate, and must
+        // not use up those of the listener's user.
+        let has_room = if self.service.stays_local(to, from) {
+            self.can_queue(listener)
+        } else {
+            // Only requests with room count, so a flood does not exhaust the user's connection
+            // rate.
+            self.make_room_for_message(listener, session, from)
+                && self.is_within_rates(session, from, now)
+        };
+        if has_room { Ok((listener, session)) } else { Err(NotAdmitted::Handled) }
+    }
+
+    /// Makes room in the backlog and in the limits of start-ups, by evicting a message of a host
+    /// that has more waiting. Returns false if there is none.
+    fn make_room_for_message(
+        &mut self,
+        listener: ListenerId,
+        session: SessionId,
+        from: IpAddr,
+    ) -> bool {
+        let user = self.quotas.user(session);
+        if !self.can_queue(listener) {
+            let Some(l) = self.listeners.get(&listener) else { return false };
+            let Some(victim) = l.waiting.of_larger_host(from) else { return false };
+            self.evict(victim, "evicted for a request of another host (backlog)");
+        }
+        let of_user = self.quotas.of(session).map(|q| (q.startups as usize, &q.startups_key));
+        let key = match of_user {
+            Some((most, key)) if self.startups.of(user) >= most => key,
+            _ if self.startups.total() >= self.options.startups => &self.options.startups_key,
+            _ => return true,
+        };
+        let why = format!("evicted for a request of another host ({key})");
+        let Some(victim) = self.startups.message_victim(user, from) else { return false };
+        self.evict(victim, &why);
+        true
+    }
+
+    /// Queues an admitted request. It waits at most `patience` for the program's decision.
+    pub(super) fn queue_message(
+        &mut self,
+        request: Slot,
+        asked: Asked,
+        patience: Duration,
+        now: Time,
+    ) -> usize {
+        let session = request.session();
+        let listener = request.listener();
+        let key = self.insert(request);
+        if let Some(l) = listener.and_then(|listener| self.listeners.get_mut(&listener)) {
+            l.pending += 1;
+        }
+        if let Some(session) = session.filter(|_| !self.service.stays_local(asked.to, asked.from)) {
+            self.charge(key, session, asked.from, WaitsFor::MessageDecision);
+        }
+        self.set_deadline(key, Some(now.after(patience)));
+        key
+    }
+}
