@@ -167,7 +167,7 @@ pub use rnic_abi::abi::control::{
     StatusInfo, WindowRow, Wiring,
 };
 pub use rnic_abi::abi::queue::Sge;
-pub use rnic_abi::roce::PortSpace;
+pub use rnic_abi::roce::{PortSpace, ServiceId};
 pub use rnic_abi::shm::{ProgramRange, RawBytes};
 pub use rnic_abi::types::{
     Access, AddressPair, AtomicOperation, ChannelId, CompletionOpcode, CompletionStatus, CqId, Gid,

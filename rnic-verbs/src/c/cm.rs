@@ -1,8 +1,8 @@
 //! `<rdma/rdma_cma.h>`: ids, their events, and addresses.
 
 use libc::{
-    c_char, c_int, c_uint, c_void, size_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
-    socklen_t,
+    c_char, c_int, c_uint, c_void, sa_family_t, size_t, sockaddr, sockaddr_in, sockaddr_in6,
+    sockaddr_storage, socklen_t,
 };
 
 use super::verbs::*;
@@ -109,8 +109,29 @@ pub union rdma_sockaddr {
     pub addr: sockaddr,
     pub sin: sockaddr_in,
     pub sin6: sockaddr_in6,
+    /// Not a member of the unions in C.
+    pub sib: sockaddr_ib,
     pub storage: sockaddr_storage,
 }
+
+/// `<infiniband/ib.h>`: an address of the family [`AF_IB`]. All fields but the family and the scope
+/// are big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct sockaddr_ib {
+    pub sib_family: sa_family_t,
+    pub sib_pkey: u16,
+    pub sib_flowinfo: u32,
+    pub sib_addr: [u8; 16],
+    pub sib_sid: u64,
+    pub sib_sid_mask: u64,
+    pub sib_scope_id: u64,
+}
+
+/// Family of [`sockaddr_ib`].
+pub const AF_IB: sa_family_t = 27;
+/// Default partition of every port. The value is the same in either byte order.
+pub const DEFAULT_PKEY: u16 = 0xFFFF;
 
 /// The InfiniBand addresses of an [`rdma_addr`]; `pkey` is big-endian.
 #[derive(Clone, Copy)]

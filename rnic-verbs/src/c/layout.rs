@@ -188,6 +188,10 @@ layout! {
         route.num_paths: 336, ps: 344, port_num: 348, event: 352, send_cq_channel: 360,
         send_cq: 368, recv_cq_channel: 376, recv_cq: 384, srq: 392, pd: 400, qp_type: 408,
     }
+    sockaddr_ib 48 {
+        sib_family: 0, sib_pkey: 2, sib_flowinfo: 4, sib_addr: 8, sib_sid: 24, sib_sid_mask: 32,
+        sib_scope_id: 40,
+    }
     rdma_cm_event 80 {
         id: 0, listen_id: 8, event: 16, status: 20, param.conn: 24, param.ud: 24,
     }
@@ -218,7 +222,8 @@ mod tests {
     /// headers.
     fn program() -> String {
         let mut c = String::from(
-            "#include <stddef.h>\n#include <stdio.h>\n#include <rdma/rdma_cma.h>\nint main(void) {\n",
+            "#include <stddef.h>\n#include <stdio.h>\n#include <rdma/rdma_cma.h>\n\
+             #include <infiniband/ib.h>\nint main(void) {\n",
         );
         for (name, _, fields) in LAYOUT {
             writeln!(c, "printf(\"{name} %zu\\n\", sizeof(struct {name}));").unwrap();

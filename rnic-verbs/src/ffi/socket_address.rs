@@ -4,7 +4,7 @@ use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{AF_INET, AF_INET6, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6};
 
-use crate::c::rdma_sockaddr;
+use crate::c::{AF_IB, rdma_sockaddr, sockaddr_ib};
 use crate::ffi::handles::zeroed;
 use crate::ffi::pointers::Argument;
 
@@ -50,24 +50,36 @@ impl Address {
         }
     }
 
-    /// Like [`read`](Self::read), for an address of `length` bytes. Returns `None` if that is too
-    /// short for its family.
+    /// Returns an address of the family `AF_IB`, or `None` for a null pointer and other families.
+    pub(crate) fn read_ib(self) -> Option<sockaddr_ib> {
+        if self.is_null() {
+            return None;
+        }
+        // SAFETY: `from_c` guarantees an address with the size of its family.
+        unsafe {
+            let family = (&raw const (*self.0).sa_family).read_unaligned();
+            (family == AF_IB).then(|| self.0.cast::<sockaddr_ib>().read_unaligned())
+        }
+    }
+
+    /// Returns the argument for an address of `length` bytes, or `None` if that is too short for its
+    /// family.
     ///
     /// # Safety
     ///
     /// `from` is null or points to `length` bytes.
-    pub(crate) unsafe fn with_length(from: *const sockaddr, length: u32) -> Option<SocketAddr> {
+    pub(crate) unsafe fn with_length(from: *const sockaddr, length: u32) -> Option<Address> {
         if from.is_null() || (length as usize) < size_of::<sa_family_t>() {
             return None;
         }
         // SAFETY: `length` includes the family.
         let family = unsafe { (&raw const (*from).sa_family).read_unaligned() };
-        let needed = if i32::from(family) == AF_INET6 {
-            size_of::<sockaddr_in6>()
-        } else {
-            size_of::<sockaddr_in>()
+        let needed = match i32::from(family) {
+            AF_INET6 => size_of::<sockaddr_in6>(),
+            _ if family == AF_IB => size_of::<sockaddr_ib>(),
+            _ => size_of::<sockaddr_in>(),
         };
-        if (length as usize) < needed { None } else { Address(from).read() }
+        if (length as usize) < needed { None } else { Some(Address(from)) }
     }
 }
 
@@ -75,6 +87,12 @@ impl Address {
 pub(crate) fn from_c(address: &rdma_sockaddr) -> Option<SocketAddr> {
     // The union has the size of every family.
     Address(std::ptr::from_ref(address).cast()).read()
+}
+
+/// Returns the `AF_IB` address in a structure of the library, or `None` for other families.
+pub(crate) fn ib_from_c(address: &rdma_sockaddr) -> Option<sockaddr_ib> {
+    // As above.
+    Address(std::ptr::from_ref(address).cast()).read_ib()
 }
 
 /// Returns the C form of an address.
@@ -123,7 +141,7 @@ mod tests {
             assert_eq!(from_c(&written), Some(address));
             let at = (&raw const written).cast();
             // SAFETY: the union is longer than each of these lengths.
-            let read = |length| unsafe { Address::with_length(at, length) };
+            let read = |length| unsafe { Address::with_length(at, length) }.and_then(Address::read);
             assert_eq!(read(length(address)), Some(address));
             assert_eq!(read(length(address) - 1), None);
             assert_eq!(read(1), None);

@@ -84,9 +84,10 @@ impl IdBody {
 
     /// Starts to connect. Called without the lock, because events may arrive before this returns.
     fn start(&self, wanted: &ConnectParams) -> Result<(), Errno> {
-        let (qp, lookup, peer, local, offer) = {
+        let (qp, lookup, peer, local, offer, form) = {
             let state = self.state.lock();
-            (state.qp, state.lookup.clone(), state.peer, state.local(), state.rc.offer())
+            let offer = state.rc.offer();
+            (state.qp, state.lookup.clone(), state.peer, state.local(), offer, state.ib)
         };
         let peer = peer.ok_or_else(|| invalid!("the id has no peer"))?;
         if let Some(lookup) = lookup {
@@ -97,6 +98,7 @@ impl IdBody {
         let qp = qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
         let connect = |local| {
             if let (Service::Rc(space), Some(offer)) = (self.service, &offer) {
+                let space = form.map_or(space, |form| form.peer);
                 let data = &wanted.private_data;
                 let requested = qp.client().start_connect_rc(space, peer, local, offer, data);
                 return requested.map_err(Errno::from);
@@ -264,11 +266,14 @@ fn establish(id: *mut rdma_cm_id) -> Result<(), Errno> {
     id.id.establish()
 }
 
-/// Does nothing: on the iWARP device the daemon has already handled the event, and an RC connection
-/// whose RTU is lost waits until it is repeated. As in the kernel, the call fails for an
-/// id that neither listens nor has begun to connect.
-fn notify(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    match of_device(id)?.id.phase() {
+/// Handles an event of the id's QP. On the iWARP device the daemon has already handled it. As in the
+/// kernel, the call fails for an id that neither listens nor has begun to connect.
+fn notify(id: *mut rdma_cm_id, event: ibv_event_type) -> Result<(), Errno> {
+    let id = of_device(id)?;
+    if id.id.is_rc() {
+        return id.id.notify_rc(event);
+    }
+    match id.id.phase() {
         phase @ (Phase::Idle | Phase::Bound | Phase::AddressResolved | Phase::RouteResolved) => {
             Err(invalid!("rdma_notify of an id in phase {phase:?}"))
         }
@@ -285,5 +290,5 @@ entry! {
         = connect;
     cancellable rdma_disconnect(id: *mut rdma_cm_id) -> minus_one = disconnect;
     plain rdma_establish(id: *mut rdma_cm_id) -> minus_one = establish;
-    plain rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> minus_one = |id, _| notify(id);
+    plain rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> minus_one = notify;
 }

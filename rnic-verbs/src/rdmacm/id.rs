@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rnic_client::PortSpace;
 
 use super::ack::acknowledge_own;
 use super::channel::{self, channel, open_device};
+use super::ib::{self, IbForm};
 use super::rc_attr::{HOP_LIMIT, PACKET_LIFE_TIME, gid_of};
 use super::service::Service;
 use super::state::{EventChannel, IdBody};
@@ -16,7 +18,7 @@ use crate::errno::{self, Errno};
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Foreign, Kind, Live, live, publish, withdraw, zeroed};
 use crate::ffi::pointers::{Out, get, set};
-use crate::ffi::socket_address::{from_c, in_c};
+use crate::ffi::socket_address::{from_c, ib_from_c, in_c};
 use crate::verbs::context::{context, mtu_code};
 use crate::verbs::device::{Device, DeviceKind, PORT};
 use crate::verbs::device_list;
@@ -114,8 +116,13 @@ pub(super) fn make(
 pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
     let id = &to.id;
     let (source, peer) = id.addresses();
+    let form = id.ib();
+    let shown = |address, space: fn(IbForm) -> PortSpace| match form {
+        Some(form) => ib::in_union(ib::in_c(address, space(form))),
+        None => in_c(address),
+    };
     if let Some(source) = source {
-        set!(to.route.addr.src = in_c(source));
+        set!(to.route.addr.src = shown(source, |form| form.own));
         let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
         if peer.is_some() || !of_none {
             set!(to.verbs = default_context(&id.device, id.device_kind())?);
@@ -127,7 +134,7 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
         }
     }
     if let Some(peer) = peer {
-        set!(to.route.addr.dst = in_c(peer));
+        set!(to.route.addr.dst = shown(peer, |form| form.peer));
     }
     if let (DeviceKind::Roce, Some(source), Some(peer)) = (id.device_kind(), source, peer) {
         let gid = |address: SocketAddr| ibv_gid { raw: gid_of(address.ip()).0 };
@@ -225,6 +232,9 @@ fn dst_port(id: *mut rdma_cm_id) -> u16 {
 }
 
 fn port(of: &rdma_sockaddr) -> u16 {
+    if let Some(address) = ib_from_c(of) {
+        return (u64::from_be(address.sib_sid) as u16).to_be();
+    }
     from_c(of).map_or(0, |address| address.port().to_be())
 }
 
@@ -240,7 +250,5 @@ entry! {
     plain rdma_get_dst_port(id: *mut rdma_cm_id) -> value<u16> = dst_port;
 }
 
-/// Default partition of every port. The value is the same in either byte order.
-const DEFAULT_PKEY: u16 = 0xFFFF;
 /// `IB_SA_EQ`: the field of the selector has exactly this value.
 const EXACTLY: u8 = 2;

@@ -322,9 +322,14 @@ impl ConnectionManager for Ids {
     fn daemon_gone(&self) {
         self.events_lost();
         let connected: Vec<_> = self.by_qp.lock().values().map(|held| held.id.clone()).collect();
-        connected.iter().for_each(|id| id.disconnected("the daemon is gone"));
-        let listening: Vec<_> = self.by_listener.lock().values().cloned().collect();
-        listening.iter().for_each(|id| id.push(c::RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
+        connected.iter().for_each(|id| id.daemon_gone());
+        let mut bound: Vec<_> = self.by_listener.lock().values().cloned().collect();
+        let with_route: Vec<_> = self.sources.lock().values().filter_map(Weak::upgrade).collect();
+        let of_roce = connected.into_iter().chain(with_route);
+        bound.extend(of_roce.filter(|id| id.service != Service::Iwarp));
+        bound.sort_by_key(Arc::as_ptr);
+        bound.dedup_by_key(|id| Arc::as_ptr(id));
+        bound.iter().for_each(|id| id.push(c::RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
     }
 
     fn due_in(&self) -> Option<Duration> {

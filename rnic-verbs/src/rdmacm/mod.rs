@@ -18,6 +18,7 @@ mod delays;
 pub(crate) mod devices;
 pub(crate) mod endpoint;
 pub(crate) mod events;
+mod ib;
 pub(crate) mod id;
 mod ids;
 pub(crate) mod listen;

@@ -2,10 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::id::cm_id;
+use super::id::{CmIdBody, cm_id};
+use super::service::Service;
 use crate::c::*;
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
+use crate::ffi::handles::Live;
+use crate::ffi::pointers::{bytes, get};
 
 fn set(
     id: *mut rdma_cm_id,
@@ -22,8 +25,8 @@ fn set(
     match (level, name, length) {
         _ if value.is_null() => Err(errno!(libc::EFAULT, "rdma_set_option: optval is null")),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => found.id.set_family_only(is_on()),
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if found.id.is_ud() => {
-            Err(invalid!("a UD QP has no acknowledgement timeout"))
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) if get!(found.qp_type) != IBV_QPT_RC => {
+            Err(invalid!("only an RC QP has an acknowledgement timeout"))
         }
         // On the iWARP device the host's TCP settings determine the timeout, and `ibv_query_qp(3)`
         // reports this value.
@@ -47,12 +50,34 @@ fn set(
         {
             Err(invalid!("RDMA_OPTION_IB_PATH: wrong optlen {length}"))
         }
+        (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, _) if found.id.service != Service::Iwarp => {
+            // SAFETY: as above.
+            set_path(found, unsafe { bytes(value, length) })
+        }
         _ => Err(errno!(libc::ENOSYS, "option {name} of level {level} is not supported")),
     }
 }
 
+/// Resolves the route with the first of the paths (`struct ibv_path_data`) that serves both
+/// directions. The device has one path to each peer, so only the path MTU has an effect.
+fn set_path(id: Live<CmIdBody>, paths: &[u8]) -> Result<(), Errno> {
+    let (paths, _) = paths.as_chunks::<PATH_DATA_LEN>();
+    let mut usable = paths.iter().filter(|path| path[..4] == USABLE_PATH.to_ne_bytes());
+    let path = usable.next().ok_or_else(|| {
+        invalid!("RDMA_OPTION_IB_PATH: no path has the flags GMP, PRIMARY and BIDIRECTIONAL")
+    })?;
+    id.id.resolve_route_with(match path[PATH_MTU] & 0x3F {
+        code @ 1..=5 => Some(128 << code),
+        _ => None,
+    })
+}
+
 /// Bytes of a `struct ibv_path_data`.
 const PATH_DATA_LEN: usize = 72;
+/// Flags of a path for management, for the connection, and for both directions.
+const USABLE_PATH: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
+/// Offset of the path MTU, whose upper two bits are a selector.
+const PATH_MTU: usize = 8 + 54;
 
 entry! {
     plain rdma_set_option(

@@ -57,11 +57,12 @@ impl IdBody {
     }
 
     /// Returns the path MTU in bytes: that of the connection if it is known, otherwise that of the
-    /// interface with the source address, or the smallest of all interfaces.
+    /// interface with the source address, or the smallest of all interfaces. A path of the program
+    /// may lower it.
     pub(super) fn path_mtu(&self) -> Result<u16, Errno> {
-        let (source, peer) = {
+        let (source, peer, most) = {
             let state = self.state.lock();
-            (state.source, state.rc.peer)
+            (state.source, state.rc.peer, state.most_mtu.unwrap_or(u16::MAX))
         };
         if let Some(peer) = peer {
             return Ok(peer.path_mtu);
@@ -73,7 +74,7 @@ impl IdBody {
             used().find(|row| row.gid == gid)
         });
         let bytes = own.map(GidRow::path_mtu).or_else(|| used().map(GidRow::path_mtu).min());
-        Ok(bytes.and_then(|bytes| u16::try_from(bytes).ok()).unwrap_or(1024))
+        Ok(bytes.and_then(|bytes| u16::try_from(bytes).ok()).unwrap_or(1024).min(most))
     }
 
     /// Checks the parameters of a connection request, and sets this end's parameters. Returns the
@@ -196,6 +197,31 @@ impl IdBody {
         }
         confirmed?;
         if ends { self.disconnect() } else { Ok(()) }
+    }
+
+    /// Handles an event of the QP (`rdma_notify(3)`). A message of the peer's QP establishes an
+    /// accepted connection.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kernel: `EISCONN` if the connection is established already, `EINVAL` for other
+    /// phases and events.
+    pub(super) fn notify_rc(&self, event: ibv_event_type) -> Result<(), Errno> {
+        let (phase, passive, qp) = {
+            let state = self.state.lock();
+            (state.phase, state.passive, state.qp)
+        };
+        match (event, phase) {
+            (IBV_EVENT_COMM_EST, Phase::Connecting) if passive => {
+                let qp = qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
+                Ok(qp.client().establish_rc()?)
+            }
+            (IBV_EVENT_COMM_EST, Phase::Connected) => {
+                Err(errno!(libc::EISCONN, "rdma_notify: the connection is already established"))
+            }
+            (IBV_EVENT_PATH_MIG, Phase::Connected) => Ok(()),
+            (event, phase) => Err(invalid!("rdma_notify of event {event} in phase {phase:?}")),
+        }
     }
 
     /// Accepts the connection request (`rdma_accept(3)`). Moves the QP of the id to RTS first. If

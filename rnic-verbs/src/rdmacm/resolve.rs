@@ -1,12 +1,13 @@
 //! Local and peer addresses (`rdma_bind_addr(3)`, `rdma_resolve_addr(3)`).
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use rnic_client::{BindOptions, Listener};
 
 use super::events::completed;
+use super::ib::IbForm;
 use super::id::{cm_id, show_addresses};
 use super::port::ReservedPort;
 use super::service::Service;
@@ -31,9 +32,11 @@ impl IdBody {
             ));
         }
         let ids = self.ids();
-        let listener = self.claim(address, state.family_only).map(Arc::new).or_else(|error| {
-            ids.reusable(self.service, state.reuses_address, address).ok_or(error)
-        });
+        let service = self.service_of(state.ib);
+        let listener = self
+            .claim(service, address, state.family_only)
+            .map(Arc::new)
+            .or_else(|error| ids.reusable(service, state.reuses_address, address).ok_or(error));
         let listener = listener.map_err(|error| {
             let errno = Errno::from(error);
             // As in the kernel, binding a wildcard address fails with EADDRNOTAVAIL if another
@@ -46,7 +49,7 @@ impl IdBody {
             }
         })?;
         if state.reuses_address {
-            ids.allow_reuse(self.service, true, &listener);
+            ids.allow_reuse(service, true, &listener);
         }
         state.source = Some(listener.local_addr());
         state.source_chosen = true;
@@ -55,11 +58,24 @@ impl IdBody {
         Ok(())
     }
 
+    /// Returns the service whose ports the id binds.
+    fn service_of(&self, form: Option<IbForm>) -> Service {
+        match (self.service, form) {
+            (Service::Rc(_), Some(form)) => Service::Rc(form.own),
+            (service, _) => service,
+        }
+    }
+
     /// Binds an address in the daemon.
-    fn claim(&self, address: SocketAddr, v6_only: bool) -> Result<Listener, rnic_client::Error> {
+    fn claim(
+        &self,
+        service: Service,
+        address: SocketAddr,
+        v6_only: bool,
+    ) -> Result<Listener, rnic_client::Error> {
         let context = &self.device.context;
         let options = BindOptions { v6_only };
-        match self.service {
+        match service {
             Service::Iwarp => context.bind_with(address, options),
             Service::Rc(space) => context.bind_rc(space, address, options),
             Service::Ud => context.bind_datagrams(address, options),
@@ -88,11 +104,12 @@ impl IdBody {
         let address = bound.local_addr();
         // Closed first, because the daemon binds a port only once.
         drop(bound);
-        let (bound, refused) = match self.claim(address, on) {
+        let service = self.service_of(state.ib);
+        let (bound, refused) = match self.claim(service, address, on) {
             Ok(bound) => (bound, None),
             Err(error) => {
                 state.family_only = before;
-                let Ok(bound) = self.claim(address, before) else {
+                let Ok(bound) = self.claim(service, address, before) else {
                     state.phase = Phase::Idle;
                     state.source = None;
                     state.source_chosen = false;
@@ -103,7 +120,7 @@ impl IdBody {
         };
         let bound = Arc::new(bound);
         if state.reuses_address {
-            self.ids().allow_reuse(self.service, true, &bound);
+            self.ids().allow_reuse(service, true, &bound);
         }
         state.listener = Some(bound);
         refused.map_or(Ok(()), |error| Err(error.into()))
@@ -128,6 +145,14 @@ impl IdBody {
             let chosen = from.is_some_and(|from| !from.ip().is_unspecified());
             let from = match from {
                 Some(from) if from.is_ipv4() == peer.is_ipv4() => from,
+                // An unspecified GID stands for both families.
+                Some(from) if state.ib.is_some() && from.ip().is_unspecified() => {
+                    let any: IpAddr = match peer {
+                        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+                    };
+                    SocketAddr::new(any, from.port())
+                }
                 Some(from) => {
                     return Err(invalid!("{from} and {peer} are of different families"));
                 }
@@ -159,10 +184,16 @@ impl IdBody {
 
     /// Resolves the route (`rdma_resolve_route(3)`), which `resolve_address` has already found.
     pub(crate) fn resolve_route(self: &Arc<Self>) -> Result<(), Errno> {
+        self.resolve_route_with(None)
+    }
+
+    /// Resolves the route with a maximum of the path MTU, in bytes.
+    pub(super) fn resolve_route_with(self: &Arc<Self>, most_mtu: Option<u16>) -> Result<(), Errno> {
         {
             let mut state = self.state.lock();
             state.expect(&[Phase::AddressResolved])?;
             state.phase = Phase::RouteResolved;
+            state.most_mtu = most_mtu;
         }
         self.push(c::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
         Ok(())
@@ -172,12 +203,19 @@ impl IdBody {
 /// Binds an id to an address.
 pub(super) fn bind(id: *mut rdma_cm_id, address: Address) -> Result<(), Errno> {
     let found = cm_id(id)?;
-    found.id.bind(address.read().ok_or_else(no_address)?)?;
+    let address = match address.read_ib() {
+        Some(address) => found.id.own_ib(&address)?,
+        None => {
+            found.id.no_ib()?;
+            address.read().ok_or_else(no_address)?
+        }
+    };
+    found.id.bind(address)?;
     show_addresses(found)
 }
 
 fn no_address() -> Errno {
-    invalid!("the address is null, or its family is not AF_INET or AF_INET6")
+    invalid!("the address is null, or its family is not AF_INET, AF_INET6 or AF_IB")
 }
 
 /// Finds the route to a peer. The result is available at once.
@@ -186,12 +224,21 @@ pub(super) fn resolve_address(
     source: Address,
     peer: Address,
 ) -> Result<(), Errno> {
-    cm_id(id)?;
+    let found = cm_id(id)?;
+    if let Some(peer) = peer.read_ib() {
+        let from = source.read_ib();
+        if from.is_none() && !source.is_null() {
+            return Err(no_address());
+        }
+        let (from, peer) = found.id.peer_ib(from.as_ref(), &peer)?;
+        return completed(id, |_, of| of.resolve_address(from, peer));
+    }
     let peer = peer.read().ok_or_else(no_address)?;
     let from = source.read();
     if from.is_none() && !source.is_null() {
         return Err(no_address());
     }
+    found.id.no_ib()?;
     completed(id, |_, of| of.resolve_address(from, peer))
 }
 

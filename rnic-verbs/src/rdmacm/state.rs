@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rnic_client::{AddressPair, ConnectionRequest, DatagramAddress, Listener, Qp, QpId, RcPeer};
 
+use super::ib::IbForm;
 use super::port::ReservedPort;
 use super::rc_attr::{RcConnection, Reads};
 use super::service::Service;
@@ -64,6 +65,8 @@ pub(super) struct State {
     /// The program chose the local address.
     pub(super) source_chosen: bool,
     pub(super) peer: Option<SocketAddr>,
+    /// Set if the addresses are of the family `AF_IB`.
+    pub(super) ib: Option<IbForm>,
     /// The address bound in the daemon. An id with an undecided request shares it with its
     /// listener, because closing the address rejects the request.
     pub(super) listener: Option<Arc<Listener>>,
@@ -94,6 +97,8 @@ pub(super) struct State {
     pub(super) family_only: bool,
     /// Shares its address with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).
     pub(super) reuses_address: bool,
+    /// Code of the path MTU that the program has set (`RDMA_OPTION_IB_PATH`).
+    pub(super) most_mtu: Option<u16>,
     /// Acknowledgement timeout of the QP of the id. `ibv_query_qp(3)` reports it for an iWARP QP,
     /// which does not use it.
     pub(super) ack_timeout: Option<u8>,
@@ -116,8 +121,13 @@ impl IdBody {
         request: ConnectionRequest,
     ) -> Arc<IdBody> {
         let device = listener.device.clone();
-        let bound = listener.state.lock().listener.clone();
-        Self::make(device, listener.service, channel, bound, Some(request))
+        let (bound, ib) = {
+            let state = listener.state.lock();
+            (state.listener.clone(), state.ib)
+        };
+        let new = Self::make(device, listener.service, channel, bound, Some(request));
+        new.state.lock().ib = ib;
+        new
     }
 
     fn make(

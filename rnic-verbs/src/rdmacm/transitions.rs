@@ -233,6 +233,14 @@ impl IdBody {
         self.ended(was);
     }
 
+    /// Ends the connection or the attempt because the daemon is gone.
+    pub(super) fn daemon_gone(self: &Arc<Self>) {
+        if self.is_rc() && self.attempt_ended() {
+            return self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::ENODEV);
+        }
+        self.disconnected("the daemon is gone");
+    }
+
     /// Queues the event for the end of a connection or an attempt.
     fn ended(self: &Arc<Self>, was: Phase) {
         match was {
