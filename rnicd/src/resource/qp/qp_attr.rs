@@ -60,6 +60,12 @@ pub enum RcStream {
 }
 
 impl RcAttr {
+    /// Returns true if the QP has a stream, and this QP is its peer.
+    pub(super) fn is_linked_with(&self, remote: Gid, remote_qp: QpId) -> bool {
+        let is_peer = (self.wiring.remote, self.wiring.remote_qp) == (remote, remote_qp);
+        is_peer && matches!(self.stream, Some(RcStream::Direct | RcStream::Tcp))
+    }
+
     /// Compares path MTU and PSNs, as far as known, with those of a peer at another daemon. The
     /// error is the reason why they do not match.
     pub(super) fn compare_far(&self) -> Result<(), String> {
@@ -77,6 +83,48 @@ impl RcAttr {
                 Err(psns_differ(&other, sends, "this side", awaited))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_links_a_qp_with_its_peer_only() {
+        let remote = Gid([7; 16]);
+        let wiring = Wiring {
+            local: Gid([6; 16]),
+            remote,
+            remote_qp: QpId(5),
+            rq_psn: 0,
+            path_mtu: 1024,
+            min_rnr_timer: 0,
+            ird: 0,
+            rights: Access::REMOTE_WRITE,
+        };
+        let mut rc = RcAttr {
+            wiring,
+            unreliable: false,
+            sending: None,
+            drains: false,
+            stream: None,
+            tries: 0,
+            peer: None,
+            unconfirmed_reported: false,
+        };
+        for (stream, linked) in [
+            (None, false),
+            (Some(RcStream::Connecting { number: None }), false),
+            (Some(RcStream::Accepting), false),
+            (Some(RcStream::Direct), true),
+            (Some(RcStream::Tcp), true),
+        ] {
+            rc.stream = stream;
+            assert_eq!(rc.is_linked_with(remote, QpId(5)), linked, "{stream:?}");
+            assert!(!rc.is_linked_with(remote, QpId(4)));
+            assert!(!rc.is_linked_with(Gid([6; 16]), QpId(5)));
         }
     }
 }

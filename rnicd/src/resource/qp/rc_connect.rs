@@ -5,12 +5,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_abi::abi::control::{DisconnectReason, Event, RcOffer, Refusal, Wiring};
+use rnic_abi::abi::control::{DisconnectReason, Event, RcOffer, Refusal};
 use rnic_abi::roce::PortSpace;
 use rnic_abi::roce::connection::Service;
 use rnic_abi::types::*;
 
-use super::qp_attr::RcStream;
 use super::rc::{MOST_24, PATH_MTUS, THREE_BITS, TWENTY_FOUR_BITS};
 use super::{Qp, wrong_state};
 use crate::clock;
@@ -92,11 +91,8 @@ impl Manager {
     /// Ends a connection whose peer has requested another one with the same QP. While the QPs have a
     /// stream, the peer's daemon still has that connection, so the request is forged.
     pub(super) fn end_stale(&mut self, qp: QpId, remote_qp: QpId, peer: IpAddr) {
-        let is_peer = |w: &Wiring| w.remote_qp == remote_qp && w.remote == Gid::from(peer);
-        let is_linked = self.rc(qp).is_some_and(|rc| {
-            is_peer(&rc.wiring) && matches!(rc.stream, Some(RcStream::Direct | RcStream::Tcp))
-        });
-        if !is_linked {
+        let gid = Gid::from(peer);
+        if !self.rc(qp).is_some_and(|rc| rc.is_linked_with(gid, remote_qp)) {
             // Fails if the connection has ended in between.
             let _ = self.cm.disconnect_rc(qp, clock::now());
         }
