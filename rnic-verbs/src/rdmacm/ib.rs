@@ -7,19 +7,10 @@ use std::net::{IpAddr, SocketAddr};
 use rnic_client::{Gid, PortSpace, ServiceId};
 
 use super::service::Service;
-use super::state::{IdBody, Phase};
+use super::state::{IbForm, IdBody, Phase};
 use crate::c::{AF_IB, DEFAULT_PKEY, rdma_port_space, rdma_sockaddr, sockaddr_ib};
 use crate::errno::Errno;
 use crate::ffi::handles::zeroed;
-
-/// Parts of the `AF_IB` addresses of an id that IP addresses lack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct IbForm {
-    /// Port space of the own port. An id of `RDMA_PS_IB` may use that of `RDMA_PS_TCP`.
-    pub(super) own: PortSpace,
-    /// Port space of the peer's port.
-    pub(super) peer: PortSpace,
-}
 
 impl IdBody {
     /// Returns the parts of the id's addresses that IP addresses lack, if it has `AF_IB` addresses.

@@ -9,10 +9,10 @@ use rnic_client::PortSpace;
 
 use super::ack::acknowledge_own;
 use super::channel::{self, channel, open_device};
-use super::ib::{self, IbForm};
+use super::ib;
 use super::rc_attr::{HOP_LIMIT, PACKET_LIFE_TIME, gid_of};
 use super::service::Service;
-use super::state::{EventChannel, IdBody};
+use super::state::{EventChannel, IbForm, IdBody};
 use crate::c::*;
 use crate::errno::{self, Errno};
 use crate::ffi::entry::entry;

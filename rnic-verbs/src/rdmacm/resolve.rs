@@ -7,11 +7,10 @@ use std::sync::Arc;
 use rnic_client::{BindOptions, Listener};
 
 use super::events::completed;
-use super::ib::IbForm;
 use super::id::{cm_id, show_addresses};
 use super::port::ReservedPort;
 use super::service::Service;
-use super::state::{IdBody, Phase};
+use super::state::{IbForm, IdBody, Phase};
 use crate::c::{self, rdma_cm_id};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;

@@ -6,9 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rnic_client::{AddressPair, ConnectionRequest, DatagramAddress, Listener, Qp, QpId, RcPeer};
+use rnic_client::{
+    AddressPair, ConnectionRequest, DatagramAddress, Listener, PortSpace, Qp, QpId, RcPeer,
+};
 
-use super::ib::IbForm;
 use super::port::ReservedPort;
 use super::rc_attr::{RcConnection, Reads};
 use super::service::Service;
@@ -31,6 +32,15 @@ pub(crate) struct IdBody {
     /// Events that the program has fetched and not acknowledged.
     pub(crate) unacknowledged: Unacknowledged,
     pub(super) state: Mutex<State>,
+}
+
+/// Parts of the `AF_IB` addresses of an id that IP addresses lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IbForm {
+    /// Port space of the own port. An id of `RDMA_PS_IB` may use that of `RDMA_PS_TCP`.
+    pub(super) own: PortSpace,
+    /// Port space of the peer's port.
+    pub(super) peer: PortSpace,
 }
 
 /// State of an id.
