@@ -62,8 +62,8 @@ impl Address {
         }
     }
 
-    /// Returns the argument for an address of `length` bytes, or `None` if that is too short for its
-    /// family.
+    /// Returns the argument for an address of `length` bytes, or `None` if that is too short for
+    /// its family.
     ///
     /// # Safety
     ///

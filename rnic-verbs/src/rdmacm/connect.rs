@@ -266,8 +266,8 @@ fn establish(id: *mut rdma_cm_id) -> Result<(), Errno> {
     id.id.establish()
 }
 
-/// Handles an event of the id's QP. On the iWARP device the daemon has already handled it. As in the
-/// kernel, the call fails for an id that neither listens nor has begun to connect.
+/// Handles an event of the id's QP. On the iWARP device the daemon has already handled it. As in
+/// the kernel, the call fails for an id that neither listens nor has begun to connect.
 fn notify(id: *mut rdma_cm_id, event: ibv_event_type) -> Result<(), Errno> {
     let id = of_device(id)?;
     if id.id.is_rc() {

@@ -144,8 +144,8 @@ impl Slot {
         }
     }
 
-    /// Returns the own and the peer's address of a connection of an RC or UC QP, or of a request for
-    /// one.
+    /// Returns the own and the peer's address of a connection of an RC or UC QP, or of a request
+    /// for one.
     pub(super) fn rc_addresses(&self) -> Option<(IpAddr, IpAddr)> {
         match self {
             Slot::Rc(c) => Some(c.ends()),

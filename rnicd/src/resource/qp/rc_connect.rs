@@ -88,8 +88,8 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Ends a connection whose peer has requested another one with the same QP. While the QPs have a
-    /// stream, the peer's daemon still has that connection, so the request is forged.
+    /// Ends a connection whose peer has requested another one with the same QP. While the QPs have
+    /// a stream, the peer's daemon still has that connection, so the request is forged.
     pub(super) fn end_stale(&mut self, qp: QpId, remote_qp: QpId, peer: IpAddr) {
         let gid = Gid::from(peer);
         if !self.rc(qp).is_some_and(|rc| rc.is_linked_with(gid, remote_qp)) {
