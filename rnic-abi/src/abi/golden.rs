@@ -337,6 +337,7 @@ fn replies() {
     let reply = |body| Reply { id: 1, result: Ok(body), diagnosis_id: 0 };
     let qp_row = QpRow {
         qp: QpId(1),
+        kind: QpType::Rc,
         session: SessionId(2),
         pd: PdId(3),
         srq: Some(SrqId(4)),
@@ -417,7 +418,7 @@ fn replies() {
             ),
             (
                 reply(ReplyBody::QpInfo(qp_row)),
-                "010008010203010402037463700100c0000207af3a0120010db8000000000000000000000001b7250701000405060000000000000700010101020300",
+                "01000801010203010402037463700100c0000207af3a0120010db8000000000000000000000001b7250701000405060000000000000700010101020300",
             ),
             (
                 reply(ReplyBody::Listener { listener: ListenerId(7), address: v4() }),

@@ -425,6 +425,7 @@ mod tests {
         let row = QpRow {
             srq: Some(SrqId(u32::MAX)),
             qp: QpId(u32::MAX),
+            kind: QpType::Ud,
             session: SessionId(u32::MAX),
             pd: PdId(u32::MAX),
             state: QpState::Error,

@@ -127,6 +127,8 @@ pub struct ClientRow {
 pub struct QpRow {
     /// Number and handle of the QP.
     pub qp: QpId,
+    /// Type of the QP, which decides the device.
+    pub kind: QpType,
     /// Session that created the QP.
     pub session: SessionId,
     /// Protection domain of the QP.

@@ -90,6 +90,7 @@ fn columns<'de, R: Deserialize<'de>>(group: &str) -> Vec<Column> {
         let column =
             |head: &str, cell| vec![Column { head: head.to_owned(), field: path.clone(), cell }];
         match (name, field) {
+            ("QpRow", "kind") => column("TYPE", plain),
             ("QpRow", "addresses") => columns::<AddressPair>(&path),
             ("QpRow", "counters") => columns::<QpCounters>(&path),
             ("QpRow", "srq") | ("QpCounters", "segments_sent" | "segments_received") => Vec::new(),
@@ -259,7 +260,7 @@ mod tests {
              7  1000  1001  rcopy      1    2    3  5000B   64KiB         5",
         );
         let mut qp = json!({
-            "qp": 1, "session": 7, "pd": 3, "srq": 99, "state": "Closing", "path": "tcp",
+            "qp": 1, "kind": "Rc", "session": 7, "pd": 3, "srq": 99, "state": "Closing", "path": "tcp",
             "addresses": { "local": "192.0.2.1:9", "peer": "[fe80::1%2]:80" }, "worker": 0,
             "ird": 16, "ord": 15, "counters": {
                 "sends_completed": 1, "receives_completed": 2, "bytes_sent": 1536,
@@ -270,7 +271,7 @@ mod tests {
         });
         check::<QpRow>(
             qp.clone(),
-            "QP 1  SESSION 7  PD 3  STATE Closing  PATH tcp  LOCAL 192.0.2.1:9\n    \
+            "QP 1  TYPE Rc  SESSION 7  PD 3  STATE Closing  PATH tcp  LOCAL 192.0.2.1:9\n    \
              PEER [fe80::1%2]:80  WORKER 0  IRD 16  ORD 15  SENDS 1  RECEIVES 2\n    \
              SENT 1.5 KiB  PLACED 5 TiB  READS 3  ERRORS 4  DROPPED 5\n    \
              TERMINATE received 1/2/03 (untagged buffer: invalid MSN, range not valid)",
@@ -280,9 +281,9 @@ mod tests {
         }
         check::<QpRow>(
             qp,
-            "QP 1  SESSION 7  PD 3  STATE Closing  PATH tcp  LOCAL -  PEER -  WORKER -\n    \
-             IRD 16  ORD 15  SENDS 1  RECEIVES 2  SENT 1.5 KiB  PLACED 5 TiB  READS 3\n    \
-             ERRORS 4  DROPPED 5  TERMINATE -",
+            "QP 1  TYPE Rc  SESSION 7  PD 3  STATE Closing  PATH tcp  LOCAL -  PEER -\n    \
+             WORKER -  IRD 16  ORD 15  SENDS 1  RECEIVES 2  SENT 1.5 KiB  PLACED 5 TiB\n    \
+             READS 3  ERRORS 4  DROPPED 5  TERMINATE -",
         );
         check::<CqRow>(
             json!({

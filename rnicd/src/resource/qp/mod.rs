@@ -154,6 +154,7 @@ pub fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
     let connection = object.connection;
     QpRow {
         qp,
+        kind: object.kind,
         session,
         pd: object.pd,
         srq: object.srq,
