@@ -14,7 +14,7 @@ pub mod daemon;
 pub mod elf;
 pub mod libraries;
 pub mod loader;
-mod mount;
+pub mod mount;
 mod options;
 mod outlive;
 mod preload;

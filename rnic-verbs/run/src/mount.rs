@@ -55,6 +55,8 @@ pub enum MountError {
     },
 }
 
+/// Source of the mounts over directories, as in `/proc/mounts`.
+pub const SOURCE: &str = "rnic-run";
 /// Alternative to `--mount`, for error messages.
 const WITHOUT: &str = "without --mount, programs that use the C library see the same files";
 
@@ -113,6 +115,30 @@ fn add(place: &Path, ours: &Path) -> Result<(), MountError> {
         }
         return Ok(());
     }
+    cover_and_keep(place, &folders)?;
+    for folder in folders {
+        let at = place.join(folder.file_name());
+        fs::create_dir(&at).map_err(system("create", &at))?;
+        link(&folder.path(), &at)?;
+    }
+    close(place)
+}
+
+/// Adds links to the directories of `ours` to the directory `place`, for all processes of this
+/// mount namespace. Later entries of these directories appear too.
+pub fn add_links(place: &Path, ours: &Path) -> Result<(), MountError> {
+    let folders = entries(ours)?;
+    cover_and_keep(place, &folders)?;
+    for folder in folders {
+        let at = place.join(folder.file_name());
+        symlink(folder.path(), &at).map_err(system("create", &at))?;
+    }
+    close(place)
+}
+
+/// Covers a directory and makes its entries available again, except those with the name of one of
+/// `folders`.
+fn cover_and_keep(place: &Path, folders: &[DirEntry]) -> Result<(), MountError> {
     // Keeps the directory accessible after it is covered.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let before = rustix::fs::open(place, flags, Mode::empty()).map_err(system("open", place))?;
@@ -129,18 +155,13 @@ fn add(place: &Path, ours: &Path) -> Result<(), MountError> {
             done => done.map_err(system("keep", &from))?,
         }
     }
-    for folder in folders {
-        let at = place.join(folder.file_name());
-        fs::create_dir(&at).map_err(system("create", &at))?;
-        link(&folder.path(), &at)?;
-    }
-    close(place)
+    Ok(())
 }
 
 /// Mounts an empty file system over a directory.
 fn cover(place: &Path) -> Result<(), MountError> {
     let data = c"mode=0755,size=1m";
-    mount("rnic-run", place, "tmpfs", FLAGS, data).map_err(system("mount over", place))
+    mount(SOURCE, place, "tmpfs", FLAGS, data).map_err(system("mount over", place))
 }
 
 /// Remounts a covered directory read-only.
