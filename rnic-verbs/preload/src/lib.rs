@@ -1,5 +1,6 @@
 //! `librnic_preload.so`: shows the daemon's devices to programs that look for RDMA devices in
-//! `/sys` and `/dev`. `RNIC_TREE` contains the path of the daemon's tree.
+//! `/sys` and `/dev`. `RNIC_TREE` contains the path of the daemon's tree; without it,
+//! the tree is that of the system's daemon.
 //!
 //! The dynamic loader puts these functions before those of the C library (`LD_PRELOAD`, ld.so(8)).
 //! Each function calls the next one of its name with the same arguments, but replaces a path that

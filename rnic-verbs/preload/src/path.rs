@@ -15,6 +15,10 @@ unsafe extern "C" {
 /// Maximum length of a mapped path including its zero byte. Longer paths are passed on unchanged.
 const ROOM: usize = libc::PATH_MAX as usize;
 
+/// Tree of the system's daemon, for programs without the variable (`/etc/ld.so.preload`). Only root
+/// and the daemon's user can create files in its folder.
+const SERVICE_TREE: &[u8] = b"/run/rnicd/rnicd.sock.tree";
+
 /// Prefixes of paths that the tree replaces, with the number of leading bytes that are removed.
 const PREFIXES: [(&[u8], usize); 3] = [
     // Matches `infiniband_verbs` and similar too.
@@ -41,11 +45,12 @@ fn fill(path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> 
     // SAFETY: the name must end in a zero byte. The environment must not change during the call;
     // programs that change it while other threads read it break every other reader as well.
     let root = unsafe { secure_getenv(c"RNIC_TREE".as_ptr()) };
-    if root.is_null() {
-        return None;
-    }
-    // SAFETY: values in the environment end in a zero byte.
-    let root = unsafe { CStr::from_ptr(root) }.to_bytes();
+    let root = if root.is_null() {
+        SERVICE_TREE
+    } else {
+        // SAFETY: values in the environment end in a zero byte.
+        unsafe { CStr::from_ptr(root) }.to_bytes()
+    };
     if root.is_empty() || root.len() >= ROOM {
         return None;
     }
