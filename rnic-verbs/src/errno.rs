@@ -78,7 +78,12 @@ impl Errno {
 
 impl From<Error> for Errno {
     fn from(error: Error) -> Self {
-        Errno::new(number(&error), format_args!("{error}"))
+        let is_at_connect = matches!(error, Error::NoDaemon { .. } | Error::NotAdmitted { .. });
+        let number = number(&error);
+        if is_at_connect && number == libc::EACCES {
+            log::denied(&error.to_string());
+        }
+        Errno::new(number, format_args!("{error}"))
     }
 }
 
@@ -148,12 +153,17 @@ fn number(error: &Error) -> i32 {
         Error::Unreachable { .. } => libc::ENETUNREACH,
         Error::Disconnected(_) => libc::ENOTCONN,
         Error::TimedOut { .. } => libc::ETIMEDOUT,
+        Error::NoDaemon { tried } if tried.iter().any(|(_, why)| is_denied(why)) => libc::EACCES,
         Error::NoDaemon { .. } | Error::DaemonGone => libc::ENODEV,
         Error::Protocol(_) => libc::EPROTO,
         Error::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         Error::AfterFork { .. } => libc::EIO,
         _ => libc::EINVAL,
     }
+}
+
+fn is_denied(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::PermissionDenied
 }
 
 fn of_refusal(refusal: &Refusal) -> i32 {
