@@ -1,9 +1,10 @@
 //! `rnicctl`: shows the state of the daemon and runs administrator commands.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use rnic_abi::abi::control::*;
 use rnic_client::{Context, Error, QpId};
 use serde::Serialize;
@@ -11,6 +12,7 @@ use serde::Serialize;
 use super::rows::Row;
 use super::table::of_status;
 use super::{follow, why};
+use crate::{commands, system};
 
 /// Show the state of rnicd, and run administrator commands.
 ///
@@ -86,6 +88,11 @@ enum Command {
         #[arg(value_enum)]
         switch: Switch,
     },
+    /// Install rnicd for all programs of this machine, or remove it (root).
+    System {
+        #[command(subcommand)]
+        command: system::Command,
+    },
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -96,9 +103,19 @@ enum Switch {
     Off,
 }
 
-/// Runs `rnicctl` with the arguments of this process.
+/// Runs `rnicctl`, or the command with the name of this process, with its arguments.
 pub fn main() -> ExitCode {
-    let Cli { command, common } = Cli::parse();
+    commands::by_name().unwrap_or_else(|| run(std::env::args_os()))
+}
+
+/// Returns true if `rnicctl` has a command of this name.
+pub fn has_command(name: &str) -> bool {
+    Cli::command().find_subcommand(name).is_some()
+}
+
+/// Runs `rnicctl` with these arguments, the first of which is its name.
+pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
+    let Cli { command, common } = Cli::parse_from(arguments);
     match run_command(&command, &common) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -112,6 +129,9 @@ pub fn main() -> ExitCode {
 }
 
 fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std::error::Error>> {
+    if let Command::System { command } = command {
+        return system::run(command, common.json);
+    }
     let context = match &common.socket {
         Some(path) => Context::open_at(path)?,
         None => Context::open()?,
@@ -147,11 +167,18 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
             context.drain(matches!(switch, Switch::On))?;
             done(json)
         }
+        Command::System { .. } => Ok(()),
     }
 }
 
-/// Prints all pages of a list. Objects may change between pages, so the result is not a snapshot.
+/// Prints a list.
 fn list<R: Row>(context: &Context, json: bool) -> Result<(), Box<dyn std::error::Error>> {
+    let all = rows::<R>(context)?;
+    print(json, &all, &R::text(&all))
+}
+
+/// Returns all pages of a list. Objects may change between pages, so the result is not a snapshot.
+pub fn rows<R: Row>(context: &Context) -> Result<Vec<R>, Error> {
     let mut all = Vec::new();
     let mut next = Some(0);
     while let Some(from) = next {
@@ -161,7 +188,7 @@ fn list<R: Row>(context: &Context, json: bool) -> Result<(), Box<dyn std::error:
         all.extend(rows);
         next = page.next;
     }
-    print(json, &all, &R::text(&all))
+    Ok(all)
 }
 
 /// Reports success of a command without output.

@@ -5,7 +5,7 @@
 
 pub mod ctl;
 mod follow;
-mod rows;
+pub mod rows;
 pub mod table;
 pub mod why;
 

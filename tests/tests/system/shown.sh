@@ -1,0 +1,31 @@
+set -e
+# umount(8) creates it.
+mkdir /run/mount
+snapshot > /tmp/before
+show() {
+    ls /sys/class/infiniband/ /dev/infiniband/ /sys/class/net/
+    cat /sys/class/infiniband/rnicd1/ports/1/state
+}
+/archive/bin/rnicctl system install --mount
+echo "== mount"
+show
+/archive/bin/rnicctl system stop
+# As after a restart of the container.
+umount -l /sys/class
+rm /dev/infiniband
+/archive/bin/rnicctl system start
+show
+/archive/bin/rnicctl system uninstall
+/archive/bin/rnicctl system install --preload
+echo "== preload"
+ls /sys/class/infiniband/ /dev/infiniband/
+ls /sys/class/net/
+cat /sys/class/infiniband/rnicd1/ports/1/state
+# The daemon runs with the preloaded library, too.
+rnicctl system stop
+rnicctl system start
+env -i /usr/bin/ibv_devices
+/archive/bin/rnicctl system uninstall
+snapshot > /tmp/after
+echo "== difference"
+diff /tmp/before /tmp/after || true

@@ -1,0 +1,391 @@
+//! `rnicctl system`: installations below a directory, and into a container of bind mounts.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rnic_tests::{built, copy_files, omit};
+use rustix::process::geteuid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder with an unpacked archive and a root.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    /// Creates an archive in which only `rnicctl` can run.
+    fn new() -> Self {
+        let place = Place::with(&["rnicctl"]);
+        for name in ["bin/rnicd", "bin/rnic-run"] {
+            fs::write(place.at("archive").join(name), format!("{name} 1\n")).unwrap();
+        }
+        for name in LIBRARIES {
+            fs::write(place.at("archive/lib/rnicd").join(name), format!("{name} 1\n")).unwrap();
+        }
+        place
+    }
+
+    /// Creates an archive with these programs and no libraries.
+    fn with(programs: &[&str]) -> Self {
+        let folder = TempDir::with_prefix("rnic-system-").unwrap();
+        let place = Place { folder };
+        fs::set_permissions(place.folder.path(), Permissions::from_mode(0o755)).unwrap();
+        for name in ["root", "archive/bin", "archive/lib/rnicd"] {
+            fs::create_dir_all(place.at(name)).unwrap();
+        }
+        for name in programs {
+            copy_files(built::program(name), &place.at("archive/bin").join(name));
+        }
+        place
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Returns a path below the root.
+    fn root(&self, name: &str) -> PathBuf {
+        self.at("root").join(name)
+    }
+
+    /// Creates a file below the root.
+    fn file(&self, name: &str, text: &str) {
+        let path = self.root(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn system(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(self.at("archive/bin/rnicctl"));
+        command.arg("system").args(arguments).arg("--root").arg(self.at("root"));
+        command.output().unwrap()
+    }
+
+    fn succeeds(&self, arguments: &[&str]) -> String {
+        let output = self.system(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn fails(&self, arguments: &[&str]) -> String {
+        let output = self.system(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
+        said(&output)
+    }
+
+    /// Returns all files of the root with type, mode and content.
+    fn snapshot(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+        let mut all = BTreeMap::new();
+        add_to(&mut all, &self.at("root"));
+        all
+    }
+}
+
+fn add_to(all: &mut BTreeMap<PathBuf, (u32, Vec<u8>)>, folder: &Path) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let found = fs::symlink_metadata(&path).unwrap();
+        let content = if found.is_symlink() {
+            fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
+        } else if found.is_dir() {
+            add_to(all, &path);
+            Vec::new()
+        } else {
+            fs::read(&path).unwrap()
+        };
+        all.insert(path, (found.mode(), content));
+    }
+}
+
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text + &String::from_utf8_lossy(&output.stdout)
+}
+
+const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "librnic_preload.so"];
+const USERS: &str = "root:x:0:0:root:/root:/bin/sh\nlast:x:999:999::/:/bin/sh\n";
+
+#[test]
+fn uninstall_leaves_a_root_as_it_was() {
+    let place = Place::new();
+    // The second file lacks its last newline.
+    place.file("etc/passwd", USERS);
+    place.file("etc/group", "root:x:0:\nlast:x:999:");
+    fs::create_dir_all(place.root("usr/local/bin")).unwrap();
+    symlink("local", place.root("usr/other")).unwrap();
+    let before = place.snapshot();
+    let plan = place.succeeds(&["install", "--commands", "--dry-run"]);
+    assert_eq!(place.snapshot(), before, "--dry-run has changed something");
+    for line in ["/usr/local/bin/rnicd from ", "/usr/local/sbin/modprobe -> ../bin/rnicctl"] {
+        assert!(plan.contains(line), "{plan}");
+    }
+    place.succeeds(&["install", "--commands", "--allow", "everyone"]);
+    let text = |name: &str| fs::read_to_string(place.root(name)).unwrap();
+    assert_eq!(text("etc/ld.so.conf.d/00-rnicd.conf"), "/usr/local/lib/rnicd\n");
+    assert_eq!(text("etc/group"), "root:x:0:\nlast:x:999:\nrnicd:*:998:\n");
+    assert!(
+        text("etc/passwd").starts_with(USERS) && text("etc/passwd").contains("\nrnicd:*:998:998:")
+    );
+    assert!(text("etc/rnicd/rnicd.toml").contains("mode = \"0666\""));
+    assert!(text("usr/lib/systemd/system/rnicd.socket").contains("SocketMode=0666"));
+    let unit = text("usr/lib/systemd/system/rnicd.service");
+    assert!(
+        unit.contains("ExecStart=/usr/local/bin/rnicd run") && !unit.contains("/usr/bin/rnicd")
+    );
+    for name in ["lib/rnicd/bin/rdma", "lib/rnicd/bin/modprobe", "sbin/rmmod", "bin/rdma"] {
+        let program = fs::canonicalize(place.root("usr/local").join(name)).unwrap();
+        assert_eq!(program, fs::canonicalize(place.root("usr/local/bin/rnicctl")).unwrap());
+    }
+    let mode = |name: &str| fs::metadata(place.root(name)).unwrap().mode() & 0o7777;
+    assert_eq!((mode("usr/local/bin/rnicd"), mode("usr/local/lib/rnicd")), (0o755, 0o755));
+    assert_eq!(mode("usr/local/lib/rnicd/libibverbs.so.1"), 0o644);
+    assert!(place.succeeds(&["status"]).contains("installed"));
+    // An administrator may add members.
+    place.file("etc/group", &text("etc/group").replace("rnicd:*:998:", "rnicd:*:998:alice"));
+    place.succeeds(&["uninstall"]);
+    assert_eq!(place.snapshot(), before);
+    assert!(place.fails(&["uninstall"]).contains("is not installed here"));
+}
+
+#[test]
+fn files_of_others_are_never_replaced() {
+    let place = Place::new();
+    place.file("usr/local/bin/rnic-run", "of the administrator\n");
+    place.file("etc/ld.so.conf.d/00-rnicd.conf", "/opt\n");
+    symlink("elsewhere", place.root("usr/local/bin/rdma")).unwrap();
+    let before = place.snapshot();
+    let text = place.fails(&["install", "--commands"]);
+    for name in ["/usr/local/bin/rnic-run", "/usr/local/bin/rdma", "/00-rnicd.conf"] {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+    assert_eq!(place.snapshot(), before);
+    // Equal files are used, and left in place. So is a configuration.
+    place.file("usr/local/bin/rnic-run", "bin/rnic-run 1\n");
+    place.file("etc/ld.so.conf.d/00-rnicd.conf", "/usr/local/lib/rnicd\n");
+    place.file("etc/rnicd/rnicd.toml", "[control]\nmode = \"0600\"\n");
+    let before = place.snapshot();
+    let text = place.succeeds(&["install"]);
+    assert!(text.contains("kept       /etc/rnicd/rnicd.toml"), "{text}");
+    place.succeeds(&["uninstall"]);
+    assert_eq!(place.snapshot(), before);
+}
+
+#[test]
+fn second_install_is_an_upgrade() {
+    let place = Place::new();
+    place.file("etc/passwd", USERS);
+    place.file("etc/group", "root:x:0:\n");
+    let before = place.snapshot();
+    place.succeeds(&["install", "--commands"]);
+    fs::write(place.at("archive/bin/rnicd"), "bin/rnicd 2\n").unwrap();
+    fs::remove_file(place.at("archive/bin/rnic-run")).unwrap();
+    place.succeeds(&["install", "--allow", "everyone"]);
+    let exists = |name: &str| place.root(name).exists();
+    let text = |name: &str| fs::read_to_string(place.root(name)).unwrap();
+    assert_eq!(text("usr/local/bin/rnicd"), "bin/rnicd 2\n");
+    assert!(text("etc/rnicd/rnicd.toml").contains("0666"));
+    assert!(!exists("usr/local/bin/rnic-run") && !exists("usr/local/sbin"));
+    assert_eq!(text("etc/group").matches("rnicd").count(), 1);
+    // The installed program can install itself again, and keeps a changed configuration.
+    place.file("etc/rnicd/rnicd.toml", "# changed\n");
+    let own = place.root("usr/local/bin/rnicctl");
+    let mut again = Command::new(own);
+    again.args(["system", "install", "--root"]).arg(place.at("root"));
+    let output = again.output().unwrap();
+    assert!(output.status.success() && said(&output).contains("kept "), "{}", said(&output));
+    // Changed files stay, with an error.
+    let text = place.fails(&["uninstall"]);
+    assert!(text.contains("/etc/rnicd/rnicd.toml (changed since it was installed)"), "{text}");
+    fs::remove_dir_all(place.root("etc/rnicd")).unwrap();
+    assert_eq!(place.snapshot(), before);
+}
+
+#[test]
+fn failed_installation_is_undone() {
+    let place = Place::new();
+    place.file("etc/passwd", USERS);
+    place.file("etc/group", "root:x:0:\n");
+    place.file("etc/rnicd/other", "");
+    if geteuid().is_root() {
+        // The files of this archive are no libraries, so the loader cannot find them.
+        place.file("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+    } else {
+        let read_only = Permissions::from_mode(0o555);
+        fs::set_permissions(place.root("etc/rnicd"), read_only).unwrap();
+    }
+    let before = place.snapshot();
+    let text = place.fails(&["install", "--commands"]);
+    assert!(text.contains("the loader finds") || text.contains("Permission denied"), "{text}");
+    assert_eq!(place.snapshot(), before);
+    // So is a failed upgrade: the earlier installation remains.
+    if geteuid().is_root() {
+        fs::remove_file(place.root("etc/ld.so.conf")).unwrap();
+        place.succeeds(&["install", "--commands"]);
+        place.file("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+        fs::write(place.at("archive/bin/rnicd"), "bin/rnicd 2\n").unwrap();
+        let before = place.snapshot();
+        place.fails(&["install", "--prefix", "/opt/rnicd"]);
+        assert_eq!(place.snapshot(), before);
+        fs::remove_file(place.root("etc/ld.so.conf")).unwrap();
+        place.succeeds(&["uninstall"]);
+    }
+}
+
+#[test]
+fn killed_installation_can_be_removed() {
+    let place = Place::new();
+    place.file("etc/passwd", USERS);
+    place.file("etc/group", "root:x:0:\n");
+    let before = place.snapshot();
+    place.succeeds(&["install"]);
+    // As if it had been killed in the middle: an incomplete manifest, one file missing, one not
+    // renamed to its place yet.
+    let manifest = place.root("var/lib/rnicd/installed");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replace("\"complete\": true", "\"complete\": false")).unwrap();
+    fs::remove_file(place.root("usr/local/bin/rnicd")).unwrap();
+    place.file("usr/local/bin/.rnicd.rnicd-new", "half");
+    let text = place.succeeds(&["status"]);
+    assert!(
+        text.contains("incompletely") && text.contains("/usr/local/bin/rnicd (missing)"),
+        "{text}"
+    );
+    place.succeeds(&["uninstall"]);
+    assert_eq!(place.snapshot(), before);
+}
+
+#[test]
+fn refused_options_change_nothing() {
+    let place = Place::new();
+    place.file("etc/group", "root:x:0:\n");
+    symlink("/tmp", place.root("usr")).unwrap();
+    let before = place.snapshot();
+    for (arguments, words) in [
+        (&["install", "--prefix", "relative"][..], "absolute path"),
+        (&["install", "--prefix", "/a b"], "must not contain"),
+        (&["install", "--prefix", "/a/../b"], "without `..`"),
+        (&["install", "--allow", "@nobody-there"], "no such group"),
+        (&["install"], "out of --root"),
+        (&["uninstall"], "is not installed here"),
+        (&["status"], "is not installed here"),
+        (&["start"], "is not installed here"),
+    ] {
+        let text = place.fails(arguments);
+        assert!(text.contains(words) && text.lines().count() == 1, "{arguments:?}: {text}");
+    }
+    for wrong in [&["install", "--allow", "alice"][..], &["install", "--allow", "@"], &[]] {
+        assert_eq!(place.system(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    assert_eq!(place.snapshot(), before);
+    fs::remove_file(place.at("archive/lib/rnicd/libibverbs.so.1")).unwrap();
+    assert!(place.fails(&["install"]).contains("libibverbs.so.1"));
+}
+
+/// Returns a container with the distribution's files, and all of rnicd in `/archive`.
+fn container() -> Option<Place> {
+    if !geteuid().is_root() {
+        omit("only root can make a container that root's programs run in");
+        return None;
+    }
+    for program in ["/usr/bin/ibv_devices", "/usr/bin/ib_write_bw"] {
+        if !Path::new(program).exists() {
+            omit(&format!("{program} is not installed (Debian packages ibverbs-utils, perftest)"));
+            return None;
+        }
+    }
+    let place = Place::with(&["rnicd", "rnicctl", "rnic-run"]);
+    copy_files(built::libraries(), &place.at("archive/lib/rnicd/all"));
+    for name in LIBRARIES {
+        let from = place.at("archive/lib/rnicd/all").join(name);
+        fs::rename(from, place.at("archive/lib/rnicd").join(name)).unwrap();
+    }
+    Some(place)
+}
+
+impl Place {
+    /// Runs a script as root in a new container. Returns its output in sections: the text after
+    /// each line `== NAME`.
+    fn run(&self, script: &str) -> BTreeMap<String, String> {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "sh", "-c"]);
+        command.arg(CONTAINER).arg("sh").arg(self.folder.path());
+        command.args(["sh", "-c"]).arg(format!("{FUNCTIONS}{script}"));
+        let output = command.output().unwrap();
+        let text = said(&output);
+        assert!(output.status.success(), "{text}");
+        let sections = text.split("== ").skip(1);
+        let section = |text: &str| {
+            let (name, rest) = text.split_once('\n').unwrap();
+            (name.to_owned(), rest.to_owned())
+        };
+        sections.map(section).collect()
+    }
+}
+
+/// Enters a container with the root `$1/root` and runs the other arguments in it.
+const CONTAINER: &str = include_str!("system/container.sh");
+/// Functions for the scripts in it.
+const FUNCTIONS: &str = include_str!("system/functions.sh");
+
+#[test]
+fn whole_container_gets_the_device() {
+    let Some(place) = container() else { return };
+    let found = place.run(include_str!("system/whole.sh"));
+    let section = |name: &str| found.get(name).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+    assert!(section("install").contains("devices    rnicd0, rnicd1"), "{found:#?}");
+    assert!(section("devices").contains("rnicd1"), "{found:#?}");
+    // 65536 bytes, and the bandwidth.
+    assert!(section("bandwidth").contains("65536"), "{found:#?}");
+    assert!(section("member").contains("65536"), "{found:#?}");
+    let refused = section("others");
+    assert!(refused.contains("/run/rnicd/rnicd.sock") && refused.contains("denied"), "{found:#?}");
+    assert!(section("modprobe").contains("loaded\n"), "{found:#?}");
+    assert!(section("modprobe").contains("no other modprobe"), "{found:#?}");
+    assert!(section("link").contains("link rnicd1/1 state ACTIVE physical_state LINK_UP netdev "));
+    let json: Value = serde_json::from_str(section("json")).unwrap();
+    assert_eq!(json[1]["ifname"], "rnicd1", "{json}");
+    assert_eq!(section("difference"), "", "{found:#?}");
+    assert_eq!(section("loader"), "", "{found:#?}");
+}
+
+#[test]
+fn units_are_started_by_systemd() {
+    let Some(place) = container() else { return };
+    let found = place.run(include_str!("system/systemd.sh"));
+    let section = |name: &str| found.get(name).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+    assert!(section("devices").contains("rnicd1"), "{found:#?}");
+    assert!(section("users").contains("SocketMode=0666"), "{found:#?}");
+    let calls = ["daemon-reload", "start rnicd.socket rnicd.service"].join("\n");
+    let calls = format!("{calls}\nstop rnicd.service rnicd.socket\ndaemon-reload\n");
+    assert_eq!(section("calls"), &calls, "{found:#?}");
+    assert_eq!(section("difference"), "", "{found:#?}");
+}
+
+#[test]
+fn devices_are_shown_in_sys_and_dev() {
+    let Some(place) = container() else { return };
+    let found = place.run(include_str!("system/shown.sh"));
+    let section = |name: &str| found.get(name).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+    for how in ["mount", "preload"] {
+        let shown = section(how);
+        for line in ["rnicd1", "uverbs1", "4: ACTIVE", "lo"] {
+            assert!(shown.lines().any(|found| found == line), "{how}, {line}: {found:#?}");
+        }
+    }
+    assert_eq!(section("difference"), "", "{found:#?}");
+}
+
+#[test]
+fn daemon_that_does_not_start_undoes_all() {
+    let Some(place) = container() else { return };
+    let found = place.run(include_str!("system/undone.sh"));
+    let section = |name: &str| found.get(name).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+    assert!(section("invalid").contains("the daemon did not start"), "{found:#?}");
+    assert!(section("invalid").contains("no-such-key"), "{found:#?}");
+    assert!(section("taken").contains("another daemon"), "{found:#?}");
+    assert_eq!(section("difference"), "", "{found:#?}");
+}
