@@ -2,7 +2,7 @@
 //!
 //! Each device has a folder below `devices`, with the attributes of a PCI device. `class` contains
 //! links into these folders. Programs resolve `class/infiniband/NAME` and read the attributes of
-//! the device from its parent folders.
+//! the device from its parent folders. `views` contains the same links for each device alone.
 
 use std::fmt::Write;
 
@@ -10,6 +10,7 @@ use rnic_abi::abi::control::GidRow;
 use rnic_abi::types::Gid;
 
 use super::counters::{self, Sums, port_folder};
+use super::view;
 
 /// A file or a link of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +63,12 @@ pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
         file("class/infiniband_mad/abi_version", "5"),
     ];
     let guid = facts.ports[0].guid;
+    let shared = 0..all.len();
     for (number, port) in facts.ports.iter().enumerate() {
+        let start = all.len();
         device(&mut all, number, port, guid, &facts.version);
+        let own = start..all.len();
+        view::add(&mut all, &port.name, shared.clone(), own);
     }
     all
 }
@@ -190,7 +195,23 @@ mod tests {
     }
 
     #[test]
-    fn links_have_existing_targets() {
+    fn view_has_one_device() {
+        let all = entries(&Facts { version: "1".to_owned(), ports: ports() });
+        let view = all.iter().filter_map(|entry| entry.path.strip_prefix("views/rnicd1/"));
+        let mut view: Vec<&str> = view.collect();
+        view.sort_unstable();
+        let expected = [
+            "class/infiniband/rnicd1",
+            "class/infiniband_mad/abi_version",
+            "class/infiniband_verbs/abi_version",
+            "class/infiniband_verbs/uverbs1",
+            "dev/infiniband/uverbs1",
+            "devices",
+        ];
+        assert_eq!(view, expected);
+    }
+
+    fn ports() -> [Port; 2] {
         let port = |name: &str, roce| Port {
             name: name.to_owned(),
             roce,
@@ -200,8 +221,12 @@ mod tests {
             hw_ver: 0,
             gids: Vec::new(),
         };
-        let ports = [port("rnicd0", false), port("rnicd1", true)];
-        let all = entries(&Facts { version: "1".to_owned(), ports });
+        [port("rnicd0", false), port("rnicd1", true)]
+    }
+
+    #[test]
+    fn links_have_existing_targets() {
+        let all = entries(&Facts { version: "1".to_owned(), ports: ports() });
         let mut links = 0;
         for Entry { path, what } in &all {
             let Content::Link(to) = what else { continue };
@@ -212,6 +237,10 @@ mod tests {
             }
             let mut at: Vec<&str> = path.split('/').collect();
             at.pop();
+            // The folder `devices` of a view is a link to the real one.
+            if at.len() > 2 && at[0] == "views" {
+                at.drain(..2);
+            }
             for part in to.split('/') {
                 match part {
                     ".." => drop(at.pop()),
@@ -221,6 +250,6 @@ mod tests {
             let folder = format!("{}/", at.join("/"));
             assert!(all.iter().any(|entry| entry.path.starts_with(&folder)), "{path} -> {to}");
         }
-        assert_eq!(links, 2 * 5);
+        assert_eq!(links, 2 * 9);
     }
 }

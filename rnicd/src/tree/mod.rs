@@ -1,8 +1,8 @@
 //! Folders and files like the kernel's for RDMA devices in `/sys` and `/dev`, for programs that
 //! read them in addition to calling verbs, and for exporters of counters.
 //!
-//! `layout` lists the files, `counters` the files that change, and `folder` creates and removes the
-//! tree.
+//! `layout` lists the files, `view` those of one device alone, `counters` the files that change,
+//! and `folder` creates and removes the tree.
 //!
 //! The daemon creates the tree when it starts and removes it when it ends. If a daemon was killed,
 //! the next one replaces its tree. Readers need no right to use the daemon, as with the kernel's
@@ -11,6 +11,7 @@
 mod counters;
 mod folder;
 mod layout;
+mod view;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
