@@ -13,13 +13,18 @@ mod symbols;
 /// Version node of the jump targets in rnicd's libibverbs.so.1. If the program loads another
 /// libibverbs.so.1, the dynamic linker reports this node as missing.
 const TARGETS: &str = "RNIC_1";
+/// Version node without symbols.
+const FIRST: &str = "RNIC_RDMACM";
 
 fn main() {
     for path in ["build.rs", "src/symbols.rs", "../build/cdylib.rs"] {
         println!("cargo::rerun-if-changed={path}");
     }
     fs::write(cdylib::out_dir().join("jumps.s"), jumps()).expect("OUT_DIR is writable");
-    cdylib::versioned("librdmacm.so.1", &NODES.map(|(node, _)| node));
+    // The loader treats the first node like no version at all: a reference without a version would
+    // also find symbols that are not the default (see `at`).
+    let nodes: Vec<&str> = [FIRST].into_iter().chain(NODES.map(|(node, _)| node)).collect();
+    cdylib::versioned("librdmacm.so.1", &nodes);
     cdylib::named("librdmacm.so", "librdmacm.so.1");
     link_to_stand_in();
 }
@@ -44,10 +49,18 @@ fn jumps() -> String {
         let jump = jump(&target(name));
         text += &format!(
             ".globl jump.{name}\n.type jump.{name},@function\njump.{name}:\n {jump}\n\
-             .size jump.{name}, . - jump.{name}\n.symver jump.{name}, {name}@@{node}, remove\n"
+             .size jump.{name}, . - jump.{name}\n.symver jump.{name}, {name}{}{node}, remove\n",
+            at(name)
         );
     }
     text
+}
+
+/// Returns the mark between a symbol and its version. Functions of rsockets have names that other
+/// libraries use for their own functions (`rread`, `rsend`). This library precedes those in every
+/// program of `rnic-run`, so their references, which have no version, must not find it.
+fn at(name: &str) -> &'static str {
+    if name.starts_with("rdma_") { "@@" } else { "@" }
 }
 
 /// Links against a stand-in for libibverbs.so.1, because cargo may build the two libraries in

@@ -164,7 +164,7 @@ fn page(imports: &BTreeMap<String, BTreeSet<&'static str>>) -> String {
     for (library, golden) in [("libibverbs.so.1", LIBIBVERBS), ("librdmacm.so.1", LIBRDMACM)] {
         writeln!(text, "\n## {library}\n\n| symbol | here | used by |\n| --- | --- | --- |")
             .unwrap();
-        for (name, _) in golden.lines().filter_map(|line| line.split_once("@@")) {
+        for name in golden.lines().filter_map(published) {
             if golden.lines().any(|line| is_private(line, name)) {
                 continue;
             }
@@ -182,6 +182,13 @@ fn page(imports: &BTreeMap<String, BTreeSet<&'static str>>) -> String {
         writeln!(text, "| `{name}` | {here} |").unwrap();
     }
     text
+}
+
+/// Returns the name in a line of a list, unless the line is for an older version of the function.
+fn published(line: &str) -> Option<&str> {
+    // Functions of rsockets have one version, which is not the default.
+    let split = line.split_once("@@").or_else(|| line.split_once("@RDMACM"));
+    split.map(|(name, _)| name)
 }
 
 /// Returns true if a line publishes a name for drivers or for librdmacm.so.1.
