@@ -1,8 +1,9 @@
 //! Programs that look for RDMA devices in `/sys` and `/dev` find the daemon's devices.
 
+use std::path::Path;
 use std::process::Command;
 
-use rnic_tests::{Daemon, Process, built, verbs};
+use rnic_tests::{Daemon, Process, built, omit, verbs};
 
 #[test]
 fn every_path_call_finds_the_devices() {
@@ -23,13 +24,162 @@ fn rnic_run_has_them_shown() {
     let daemon = Daemon::start(&format!("[device]\ntree = {tree:?}\n"));
     let mut command = Command::new(built::program("rnic-run"));
     command.args(["--no-start", "--lib-dir"]).arg(built::libraries()).arg(&program);
-    command.env("RNIC_SOCKET", daemon.socket());
+    command.env("RNIC_SOCKET", daemon.socket()).env("RNIC_DEVICES", "rnicd0,rnicd1");
     assert_eq!(Process::start(command).succeed(), ["done"]);
     // Without a tree, programs see the kernel's files.
     let daemon = Daemon::start("[device]\ntree = \"off\"\n");
     let mut command = Command::new(built::program("rnic-run"));
     command.args(["--no-start", "--lib-dir"]).arg(built::libraries());
-    command.args(["sh", "-c", "echo \"${LD_PRELOAD:-nothing} ${RNIC_TREE:-nowhere}\""]);
+    command.args(["sh", "-c", "echo \"${RNIC_TREE:-nowhere}\""]);
     command.env("RNIC_SOCKET", daemon.socket());
-    assert_eq!(Process::start(command).succeed(), ["nothing nowhere"]);
+    assert_eq!(Process::start(command).succeed(), ["nowhere"]);
+}
+
+/// Returns `rnic-run` with options, for a running daemon.
+fn rnic_run(daemon: &Daemon, options: &[&str]) -> Command {
+    let mut command = Command::new(built::program("rnic-run"));
+    command.args(["--no-start", "--lib-dir"]).arg(built::libraries()).args(options);
+    command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_DEVICES");
+    command.env_remove("LD_PRELOAD").env_remove("RNIC_TREE");
+    command
+}
+
+/// Runs a script of a shell and returns its output.
+fn shell(daemon: &Daemon, options: &[&str], script: &str) -> Vec<String> {
+    let mut command = rnic_run(daemon, options);
+    command.args(["bash", "-c", &format!("set -e; {script}")]);
+    Process::start(command).succeed()
+}
+
+const DEVICE: &str = "/sys/devices/rnicd/rnicd1/infiniband/rnicd1";
+
+#[test]
+fn tree_calls_behave_as_in_sysfs() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = scratch.path().join("sysfs");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Werror", "-o"]).arg(&program);
+    compiler.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sysfs.c"));
+    assert!(compiler.status().expect("a C compiler").success());
+    let daemon = Daemon::start("");
+    let mut command = rnic_run(&daemon, &[]);
+    command.arg(&program);
+    assert_eq!(Process::start(command).succeed(), ["done"]);
+}
+
+#[test]
+fn shell_and_tools_walk_in_the_tree() {
+    let daemon = Daemon::start("");
+    let folder = "/sys/class/infiniband";
+    for (script, lines) in [
+        (
+            "cd /sys/class/infiniband/rnicd1; pwd; pwd -P; /bin/pwd",
+            &[&*format!("{folder}/rnicd1"), DEVICE, DEVICE][..],
+        ),
+        ("readlink -f /sys/class/infiniband/rnicd1", &[DEVICE]),
+        ("cat $(readlink -f /sys/class/infiniband/rnicd1)/node_type", &["1: CA"]),
+        ("realpath /sys/class/infiniband/rnicd1/device", &["/sys/devices/rnicd/rnicd1"]),
+        ("cd /sys/class/infiniband; realpath rnicd1; cat rnicd1/node_type", &[DEVICE, "1: CA"]),
+        (
+            "readlink /sys/class/infiniband/rnicd1",
+            &["../../devices/rnicd/rnicd1/infiniband/rnicd1"],
+        ),
+        ("for d in /sys/class/infiniband/*; do echo $d; done", &["/sys/class/infiniband/rnicd1"]),
+        ("test -d /sys/class/infiniband/rnicd1/; test -L /sys/class/infiniband/rnicd1", &[]),
+        (
+            "ls -l /sys/class/infiniband 2>&1 | grep -o 'rnicd1 ->.*\\|ls:.*'",
+            &["rnicd1 -> ../../devices/rnicd/rnicd1/infiniband/rnicd1"],
+        ),
+        (
+            "ls -lR /sys/class/infiniband/rnicd1/ports /dev/infiniband 2>&1 | grep -c ls: || true",
+            &["0"],
+        ),
+        (
+            "find /sys/class/infiniband/ /dev/infiniband",
+            &[
+                "/sys/class/infiniband/",
+                "/sys/class/infiniband/rnicd1",
+                "/dev/infiniband",
+                "/dev/infiniband/uverbs1",
+            ],
+        ),
+        (
+            "find -L /sys/class/infiniband -maxdepth 2 -name node_type",
+            &["/sys/class/infiniband/rnicd1/node_type"],
+        ),
+        (
+            "cd /sys/class; ls infiniband; cd infiniband; test -d ../net; cat ../infiniband_verbs/uverbs1/ibdev",
+            &["rnicd1", "rnicd1"],
+        ),
+        (
+            "ls /sys/class/infiniband/../infiniband; test -d /sys/class/infiniband/../net",
+            &["rnicd1"],
+        ),
+        ("cat /sys//class/./infiniband//rnicd1/node_type", &["1: CA"]),
+        ("readlink /proc/self/cwd", &[&*std::env::current_dir().unwrap().to_string_lossy()]),
+        (
+            "cd /sys/class/infiniband/rnicd1/ports; readlink /proc/self/cwd",
+            &[&*format!("{DEVICE}/ports")],
+        ),
+    ] {
+        assert_eq!(shell(&daemon, &[], script), lines, "{script}");
+    }
+    if Command::new("ibstatus").arg("-h").output().is_err() {
+        return omit("ibstatus is not installed (Debian package infiniband-diags)");
+    }
+    let status = shell(&daemon, &[], "ibstatus").join("\n");
+    assert!(status.contains("'rnicd1'") && status.contains("ACTIVE"), "{status}");
+    assert!(!status.contains("rnicd0"), "{status}");
+}
+
+#[test]
+fn python_walks_in_the_tree() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return omit("python3 is not installed");
+    }
+    let daemon = Daemon::start("");
+    let text = "import glob, os, pathlib\n\
+                folder = '/sys/class/infiniband'\n\
+                print(os.listdir(folder), [at for at, _, _ in os.walk(folder)])\n\
+                print(pathlib.Path(folder, 'rnicd1').resolve(), glob.glob(folder + '/*'))\n\
+                os.chdir(folder + '/rnicd1')\n\
+                print(os.getcwd(), os.path.realpath('ports/1'), open('node_type').read().strip())\n\
+                print([names for _, names, _, _ in os.fwalk('ports/1')][0][0] != '')\n";
+    let mut command = rnic_run(&daemon, &[]);
+    command.args(["python3", "-c", text]);
+    let folder = "/sys/class/infiniband";
+    let expected = [
+        format!("['rnicd1'] ['{folder}']"),
+        format!("{DEVICE} ['{folder}/rnicd1']"),
+        format!("{DEVICE} {DEVICE}/ports/1 1: CA"),
+        "True".to_owned(),
+    ];
+    assert_eq!(Process::start(command).succeed(), expected);
+}
+
+#[test]
+fn tree_has_the_devices_of_the_program() {
+    let daemon = Daemon::start("");
+    let script = "cd /sys/class; echo $(ls infiniband infiniband_verbs /dev/infiniband)";
+    let of = |number| {
+        format!(
+            "/dev/infiniband: uverbs{number} infiniband: rnicd{number} \
+             infiniband_verbs: abi_version uverbs{number}"
+        )
+    };
+    let both = "/dev/infiniband: uverbs0 uverbs1 infiniband: rnicd0 rnicd1 \
+                infiniband_verbs: abi_version uverbs0 uverbs1";
+    for (options, expected) in [
+        (&[][..], &*of(1)),
+        (&["--as", "siw"], &of(0)),
+        (&["--devices", "rnicd0"], &of(0)),
+        (&["--devices", "rnicd0,rnicd1"], both),
+    ] {
+        assert_eq!(shell(&daemon, options, script), [expected], "{options:?}");
+    }
+    // A device that does not exist has no files, as verbs shows no device.
+    let other = "RNIC_DEVICES=mlx5_0 ls /sys/class/infiniband 2>&1 || echo none";
+    assert!(shell(&daemon, &[], other).concat().ends_with("none"));
+    let outside = "RNIC_DEVICES=../.. ls /sys/class/infiniband";
+    assert_eq!(shell(&daemon, &[], outside), ["rnicd0", "rnicd1"]);
 }

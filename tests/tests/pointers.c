@@ -23,7 +23,7 @@ typedef intptr_t word;
 
 static char room[1 << 16]; // for results: a stat structure or a path
 
-enum { PATH_WORD = -1000, ROOM_WORD, MODE_WORD };
+enum { PATH_WORD = -1000, ROOM_WORD, MODE_WORD, STREAM_WORD, VISIT_WORD };
 
 // Arguments of a function, and 1 if it returns a pointer.
 static const struct function {
@@ -70,7 +70,35 @@ static const struct function {
     {"__realpath_chk", 1, {PATH, INTO, sizeof room}},
     {"canonicalize_file_name", 1, {PATH}},
     {"pathconf", 0, {PATH, 0}},
+    {"__readlinkat_chk", 0, {AT_FDCWD, PATH, INTO, sizeof room, sizeof room}},
+    {"freopen", 1, {PATH, MODE_WORD, STREAM_WORD}},
+    {"freopen64", 1, {PATH, MODE_WORD, STREAM_WORD}},
+    {"scandirat", 0, {AT_FDCWD, PATH, INTO}},
+    {"scandirat64", 0, {AT_FDCWD, PATH, INTO}},
+    {"chdir", 0, {PATH}},
+    {"statfs", 0, {PATH, INTO}},
+    {"statfs64", 0, {PATH, INTO}},
+    {"statvfs", 0, {PATH, INTO}},
+    {"statvfs64", 0, {PATH, INTO}},
+    {"getxattr", 0, {PATH, MODE_WORD, INTO, sizeof room}},
+    {"lgetxattr", 0, {PATH, MODE_WORD, INTO, sizeof room}},
+    {"listxattr", 0, {PATH, INTO, sizeof room}},
+    {"llistxattr", 0, {PATH, INTO, sizeof room}},
+    {"inotify_add_watch", 0, {-1, PATH, 1}},
+    {"posix_spawn_file_actions_addopen", 0, {INTO, 0, PATH, O_RDONLY}},
+    {"posix_spawn_file_actions_addchdir_np", 0, {INTO, PATH}},
+    {"glob", 0, {PATH, 0, 0, INTO}},
+    {"glob64", 0, {PATH, 0, 0, INTO}},
+    {"ftw", 0, {PATH, VISIT_WORD, 8}},
+    {"ftw64", 0, {PATH, VISIT_WORD, 8}},
+    {"nftw", 0, {PATH, VISIT_WORD, 8}},
+    {"nftw64", 0, {PATH, VISIT_WORD, 8}},
 };
+
+static int visit(void)
+{
+    return 0;
+}
 
 static word called(const struct function *f, const char *path)
 {
@@ -85,7 +113,9 @@ static word called(const struct function *f, const char *path)
         a[n] = f->arguments[n] == PATH_WORD   ? (word)path
                : f->arguments[n] == ROOM_WORD ? (word)room
                : f->arguments[n] == MODE_WORD ? (word) "r"
-                                              : f->arguments[n];
+               : f->arguments[n] == STREAM_WORD ? (word)stdin
+               : f->arguments[n] == VISIT_WORD ? (word)visit
+                                               : f->arguments[n];
     errno = 0;
     word result = function(a[0], a[1], a[2], a[3], a[4], a[5]);
     int failed = f->returns_pointer ? result == 0 : (int)result == -1;

@@ -188,12 +188,19 @@ pub const STATUS: Group = Group {
     manner: "",
     devices: "",
     config: "",
-    cases: &[Case::alone("ibstat rnicd1").client_says(&[
-        "^CA 'rnicd1'",
-        "^State: Active",
-        "^Physical state: LinkUp",
-        "^Rate: 100",
-    ])],
+    cases: &[
+        Case::alone("ibstat rnicd1").client_says(&[
+            "^CA 'rnicd1'",
+            "^State: Active",
+            "^Physical state: LinkUp",
+            "^Rate: 100",
+        ]),
+        Case::alone("ibstatus").client_says(&[
+            "^Infiniband device 'rnicd1' port 1 status:",
+            "^state: 4: ACTIVE",
+            "^link_layer: Ethernet",
+        ]),
+    ],
 };
 
 /// The utilities of librdmacm.

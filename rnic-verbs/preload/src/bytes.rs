@@ -2,6 +2,8 @@
 
 use libc::{c_char, c_long};
 
+use crate::errno::kept;
+
 /// The bytes from a pointer onwards, up to the first page that cannot be read.
 #[derive(Clone)]
 pub(crate) struct Bytes {
@@ -28,16 +30,26 @@ impl Bytes {
         page == self.readable && !page.is_null()
     }
 
+    /// Returns the position of the next byte.
+    pub(crate) fn position(&self) -> *const c_char {
+        self.next.cast()
+    }
+
     /// Returns the next byte; `None` if the program may not read it.
     pub(crate) fn next(&mut self) -> Option<u8> {
+        let byte = self.peek()?;
+        self.next = self.next.wrapping_add(1);
+        Some(byte)
+    }
+
+    /// Like [`next`](Self::next), but stays at the byte.
+    pub(crate) fn peek(&mut self) -> Option<u8> {
         if !self.is_readable() {
             return None;
         }
         // SAFETY: the byte must be readable, which `is_readable` has just checked. A program that
         // unmaps a path while another of its threads opens the file may crash here.
-        let byte = unsafe { self.next.read_volatile() };
-        self.next = self.next.wrapping_add(1);
-        Some(byte)
+        Some(unsafe { self.next.read_volatile() })
     }
 }
 
@@ -50,24 +62,19 @@ impl Bytes {
 /// rejects the invalid operation. It is only the second choice because Valgrind reports bytes that
 /// were never written.
 fn may_read(page: *const u8, page_size: usize) -> bool {
-    // SAFETY: the call has no preconditions. Every thread has an `errno`.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: the pointer to this thread's `errno` is valid.
-    let before = unsafe { *errno };
-    let advice = c_long::from(libc::MADV_POPULATE_READ);
-    // SAFETY: the call must not change memory. The advice only makes the page present, as a read
-    // would. It fails if there is no page or if it is not readable.
-    let done = unsafe { libc::syscall(libc::SYS_madvise, page, page_size, advice) };
-    let readable = done == 0 || {
-        const SET: usize = 8;
-        // SAFETY: the call must not change the signal mask. The kernel rejects the operation -1,
-        // and an address that it cannot read.
-        unsafe {
-            libc::syscall(libc::SYS_rt_sigprocmask, -1, page, std::ptr::null::<u8>(), SET);
-            *errno != libc::EFAULT
+    kept(|| {
+        let advice = c_long::from(libc::MADV_POPULATE_READ);
+        // SAFETY: the call must not change memory. The advice only makes the page present, as a
+        // read would. It fails if there is no page or if it is not readable.
+        let done = unsafe { libc::syscall(libc::SYS_madvise, page, page_size, advice) };
+        done == 0 || {
+            const SET: usize = 8;
+            // SAFETY: the call must not change the signal mask. The kernel rejects the operation
+            // -1, and an address that it cannot read.
+            unsafe {
+                libc::syscall(libc::SYS_rt_sigprocmask, -1, page, std::ptr::null::<u8>(), SET);
+                *libc::__errno_location() != libc::EFAULT
+            }
         }
-    };
-    // SAFETY: the pointer to this thread's `errno` is valid.
-    unsafe { *errno = before };
-    readable
+    })
 }

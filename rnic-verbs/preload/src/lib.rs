@@ -1,22 +1,30 @@
 //! `librnic_preload.so`: shows the daemon's devices to programs that look for RDMA devices in
-//! `/sys` and `/dev`. `RNIC_TREE` contains the path of the daemon's tree; without it,
-//! the tree is that of the system's daemon.
+//! `/sys` and `/dev`. `RNIC_TREE` contains the path of the daemon's tree; without it, the tree is that
+//! of the system's daemon.
 //!
 //! The dynamic loader puts these functions before those of the C library (`LD_PRELOAD`, ld.so(8)).
 //! Each function calls the next one of its name with the same arguments, but replaces a path that
-//! belongs to the tree (`path`). A pointer that cannot be read is passed on unchanged, so that the
-//! call fails as it would without this library. The functions do not allocate, take no lock and
-//! leave `errno` as the C library sets it. They may be called wherever the C library's functions
-//! may, including signal handlers.
+//! belongs to the tree (`path`, `place`), and shows a path of the tree as the kernel's
+//! (`kernel_path`). A pointer that cannot be read is passed on unchanged, so that the call fails as
+//! it would without this library. The functions do not allocate, take no lock and leave `errno` as
+//! the C library sets it. They may be called wherever the C library's functions may, including
+//! signal handlers.
 
 #![allow(unsafe_code)] // Functions of the C library.
 
 mod bytes;
+mod errno;
+mod globs;
+mod kernel_path;
 mod next;
 mod path;
+mod place;
+mod results;
+mod tree;
+mod walks;
 
-use libc::{DIR, FILE, c_char, c_int, c_long, c_uint, c_void, mode_t, size_t, ssize_t};
-use next::Next;
+use libc::{AT_FDCWD, DIR, FILE, c_char, c_int, c_long, c_uint, c_void, mode_t, size_t, ssize_t};
+use next::next;
 use path::mapped;
 
 /// Defines functions of the C library. Each definition lists the arguments before the path and
@@ -34,18 +42,35 @@ macro_rules! interpose {
             $($before: $first,)* path: *const c_char $(, $after: $then)*
         ) -> $returns {
             type Call = unsafe extern "C" fn($($first,)* *const c_char $(, $then)*) -> $returns;
-            static NEXT: Next = Next::of(concat!(stringify!($name), "\0"));
-            let Some(next) = NEXT.find() else { return $failed };
-            // SAFETY: the pointer must be to a function of this type, and it was found by this
-            // name. Functions with optional arguments (the mode of `open`) find them where a call
-            // with all arguments puts them, on the machines that this library is built for.
-            let next = unsafe { std::mem::transmute::<*const c_void, Call>(next) };
-            mapped(path, |path| {
+            let Some(next) = next!($name: Call) else { return $failed };
+            mapped(start!($($before)*), path, |path| {
                 // SAFETY: the caller fulfils the requirements of the C library's function.
                 unsafe { next($($before,)* path $(, $after)*) }
             })
         }
     )*};
+}
+
+/// Returns the folder in which a relative path starts: the argument before the path of that meaning.
+macro_rules! start {
+    () => {
+        AT_FDCWD
+    };
+    (version) => {
+        AT_FDCWD
+    };
+    (watches) => {
+        AT_FDCWD
+    };
+    (actions $($fd:ident)?) => {
+        AT_FDCWD
+    };
+    (version $folder:ident) => {
+        $folder
+    };
+    ($folder:ident) => {
+        $folder
+    };
 }
 
 /// Function pointer arguments of `scandir(3)`.
@@ -83,15 +108,31 @@ interpose! {
     fn faccessat [folder: c_int] (mode: c_int, flags: c_int) -> c_int, else -1;
     fn euidaccess [] (mode: c_int) -> c_int, else -1;
     fn eaccess [] (mode: c_int) -> c_int, else -1;
+    fn freopen [] (mode: *const c_char, file: *mut FILE) -> *mut FILE,
+        else std::ptr::null_mut();
+    fn freopen64 [] (mode: *const c_char, file: *mut FILE) -> *mut FILE,
+        else std::ptr::null_mut();
     fn opendir [] () -> *mut DIR, else std::ptr::null_mut();
     fn scandir [] (names: *mut c_void, filter: Filter, compare: Filter) -> c_int, else -1;
     fn scandir64 [] (names: *mut c_void, filter: Filter, compare: Filter) -> c_int, else -1;
-    fn readlink [] (to: *mut c_char, size: size_t) -> ssize_t, else -1;
-    fn readlinkat [folder: c_int] (to: *mut c_char, size: size_t) -> ssize_t, else -1;
-    fn __readlink_chk [] (to: *mut c_char, size: size_t, room: size_t) -> ssize_t, else -1;
-    fn realpath [] (to: *mut c_char) -> *mut c_char, else std::ptr::null_mut();
-    fn __realpath_chk [] (to: *mut c_char, room: size_t) -> *mut c_char,
-        else std::ptr::null_mut();
-    fn canonicalize_file_name [] () -> *mut c_char, else std::ptr::null_mut();
+    fn scandirat [folder: c_int] (names: *mut c_void, filter: Filter, compare: Filter)
+        -> c_int, else -1;
+    fn scandirat64 [folder: c_int] (names: *mut c_void, filter: Filter, compare: Filter)
+        -> c_int, else -1;
+    fn chdir [] () -> c_int, else -1;
+    fn statfs [] (to: *mut c_void) -> c_int, else -1;
+    fn statfs64 [] (to: *mut c_void) -> c_int, else -1;
+    fn statvfs [] (to: *mut c_void) -> c_int, else -1;
+    fn statvfs64 [] (to: *mut c_void) -> c_int, else -1;
+    // Called by `ls -l`.
+    fn getxattr [] (name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, else -1;
+    fn lgetxattr [] (name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, else -1;
+    fn listxattr [] (to: *mut c_char, size: size_t) -> ssize_t, else -1;
+    fn llistxattr [] (to: *mut c_char, size: size_t) -> ssize_t, else -1;
+    fn inotify_add_watch [watches: c_int] (mask: c_uint) -> c_int, else -1;
+    fn posix_spawn_file_actions_addopen [actions: *mut c_void, fd: c_int]
+        (flags: c_int, mode: mode_t) -> c_int, else libc::ENOSYS;
+    fn posix_spawn_file_actions_addchdir_np [actions: *mut c_void] () -> c_int,
+        else libc::ENOSYS;
     fn pathconf [] (what: c_int) -> c_long, else -1;
 }

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use libc::c_void;
 
+use crate::errno::kept;
+
 /// The next function of a name after this library's own (`dlsym(3)`, `RTLD_NEXT`).
 pub(crate) struct Next {
     /// Name, with a terminating zero byte.
@@ -20,19 +22,32 @@ impl Next {
 
     /// Returns the function. Returns `None` and sets `ENOSYS` if no other library has it.
     pub(crate) fn find(&self) -> Option<*const c_void> {
-        let found = self.found.load(Relaxed);
-        if !found.is_null() {
-            return Some(found);
+        let mut found = self.found.load(Relaxed);
+        if found.is_null() {
+            // SAFETY: the name must end in a zero byte. `next!` appends one.
+            found = kept(|| unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast()) });
+            // Concurrent calls find the same function.
+            self.found.store(found, Relaxed);
         }
-        // SAFETY: the pointer to this thread's `errno` is valid, here and below.
-        let errno = unsafe { *libc::__errno_location() };
-        // SAFETY: the name must end in a zero byte. `interpose!` appends one.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast()) };
-        // Concurrent calls find the same function.
-        self.found.store(found, Relaxed);
-        let left = if found.is_null() { libc::ENOSYS } else { errno };
-        // SAFETY: as above, the pointer is valid.
-        unsafe { *libc::__errno_location() = left };
+        if found.is_null() {
+            // SAFETY: the pointer to this thread's `errno` is valid.
+            unsafe { *libc::__errno_location() = libc::ENOSYS };
+        }
         (!found.is_null()).then_some(found.cast_const())
     }
 }
+
+/// Returns the next function of a name, as a function of this type.
+macro_rules! next {
+    ($name:ident: $call:ty) => {{
+        static NEXT: $crate::next::Next = $crate::next::Next::of(concat!(stringify!($name), "\0"));
+        NEXT.find().map(|found| {
+            // SAFETY: the pointer must be to a function of this type, and it was found by this
+            // name. Functions with optional arguments (the mode of `open`) find them where a call
+            // with all arguments puts them, on the machines that this library is built for.
+            unsafe { std::mem::transmute::<*const libc::c_void, $call>(found) }
+        })
+    }};
+}
+
+pub(crate) use next;

@@ -1,83 +1,205 @@
 //! Maps paths of the kernel's RDMA devices to paths in the daemon's tree.
 
-use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-use libc::c_char;
+use libc::{AT_FDCWD, c_char, c_int};
 
 use crate::bytes::Bytes;
-
-unsafe extern "C" {
-    // secure_getenv(3), which the `libc` crate lacks.
-    fn secure_getenv(name: *const c_char) -> *const c_char;
-}
+use crate::errno::kept;
+use crate::kernel_path;
+use crate::place::{Name, Place, Position};
+use crate::tree;
 
 /// Maximum length of a mapped path including its zero byte. Longer paths are passed on unchanged.
-const ROOM: usize = libc::PATH_MAX as usize;
-
-/// Tree of the system's daemon, for programs without the variable (`/etc/ld.so.preload`). Only root
-/// and the daemon's user can create files in its folder.
-const SERVICE_TREE: &[u8] = b"/run/rnicd/rnicd.sock.tree";
-
-/// Prefixes of paths that the tree replaces, with the number of leading bytes that are removed.
-const PREFIXES: [(&[u8], usize); 3] = [
-    // Matches `infiniband_verbs` and similar too.
-    (b"/sys/class/infiniband", b"/sys".len()),
-    // Target of the links in these directories.
-    (b"/sys/devices/rnicd/", b"/sys".len()),
-    (b"/dev/infiniband", 0),
-];
+pub(crate) const ROOM: usize = libc::PATH_MAX as usize;
 
 /// Calls `call` with the path, or with its counterpart in the tree. The path may be any pointer: an
-/// unreadable pointer is passed on, and the C library and the kernel reject it.
-pub(crate) fn mapped<T>(path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
+/// unreadable pointer is passed on, and the C library and the kernel reject it. A relative path
+/// starts at `folder`.
+pub(crate) fn mapped<T>(
+    folder: c_int,
+    path: *const c_char,
+    call: impl FnOnce(*const c_char) -> T,
+) -> T {
+    if may_be_mapped(path) { replaced(folder, path, call) } else { call(path) }
+}
+
+/// Like [`mapped`], for paths that start like those of the tree. A function of its own, because its
+/// buffers need more stack than a signal handler may have.
+#[inline(never)]
+fn replaced<T>(folder: c_int, path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
     let mut whole = [const { MaybeUninit::<u8>::uninit() }; ROOM];
-    match fill(path, &mut whole) {
+    match fill(folder, path, &mut whole) {
         Some(()) => call(whole.as_ptr().cast()),
         None => call(path),
     }
 }
 
-/// Writes the counterpart of a path in the tree, with its zero byte. Returns `None` if the path has
-/// no counterpart or if it is too long.
-fn fill(path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> {
-    let cut = cut_of(path)?;
-    // SAFETY: the name must end in a zero byte. The environment must not change during the call;
-    // programs that change it while other threads read it break every other reader as well.
-    let root = unsafe { secure_getenv(c"RNIC_TREE".as_ptr()) };
-    let root = if root.is_null() {
-        SERVICE_TREE
-    } else {
-        // SAFETY: values in the environment end in a zero byte.
-        unsafe { CStr::from_ptr(root) }.to_bytes()
+/// Returns true if the first component of a path leads upwards, or towards the tree from one of the
+/// folders above it.
+fn may_be_mapped(path: *const c_char) -> bool {
+    let mut components = Components::of(path);
+    let is_absolute = components.is_absolute();
+    loop {
+        let Some(Component::Part(_, Some(name))) = components.next() else { return false };
+        match name.bytes() {
+            b"." => {}
+            b".." => return true,
+            _ if is_absolute => return Place::Root.entry(&name).is_some(),
+            _ => return Place::FOLDERS.iter().any(|folder| folder.entry(&name).is_some()),
+        }
+    }
+}
+
+/// Writes the counterpart of a path, with its zero byte. Returns `None` if the path has no
+/// counterpart or if it is too long.
+fn fill(folder: c_int, path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> {
+    let root = tree::root()?;
+    let mut components = Components::of(path);
+    let mut position =
+        if components.is_absolute() { Position::root() } else { position_of(folder, root)? };
+    let was_in_tree = position.place.is_in_tree();
+    let rest = loop {
+        match components.next()? {
+            Component::Part(_, name) if position.follow(name.as_ref()) => {}
+            Component::Part(start, _) | Component::End(start) => break start,
+        }
     };
-    if root.is_empty() || root.len() >= ROOM {
+    let Position { place, below, has_left } = position;
+    // Without a counterpart: a path that reaches no entry of the tree, and a path that stays in it.
+    if below > 0 || (!place.is_in_tree() && !has_left) {
         return None;
     }
-    let (start, rest) = whole.split_at_mut(root.len());
-    for (to, byte) in start.iter_mut().zip(root) {
-        to.write(*byte);
+    if place.is_in_tree() && was_in_tree && !has_left {
+        return None;
     }
-    let mut bytes = Bytes::of(path.wrapping_add(cut));
-    for to in rest {
+    let mut text = Text { whole, length: 0 };
+    if place.is_in_tree() {
+        text.push(root)?;
+        if let Some(device) = tree::only_device().filter(|_| !matches!(place, Place::TreeDevices)) {
+            text.push(tree::VIEWS)?;
+            text.push(device)?;
+        }
+    }
+    text.push(place.path())?;
+    if let Place::TreeClass(name) = &place {
+        text.push(name.bytes())?;
+    }
+    text.push(b"/")?;
+    let mut bytes = Bytes::of(rest);
+    loop {
         let byte = bytes.next()?;
-        to.write(byte);
+        text.push(&[byte])?;
         if byte == 0 {
             return Some(());
         }
     }
-    None
 }
 
-/// Returns the length of the prefix that the tree replaces, or `None` for other paths.
-fn cut_of(path: *const c_char) -> Option<usize> {
-    let mut start = Bytes::of(path);
-    if !start.is_readable() {
-        return None;
+/// Returns the position of an open folder, or of the working directory (`AT_FDCWD`).
+#[inline(never)]
+fn position_of(folder: c_int, root: &[u8]) -> Option<Position> {
+    let mut buffer = [0u8; ROOM];
+    let length = kept(|| link_of(folder, &mut buffer))?;
+    let text = &buffer[..length];
+    let (start, rest) = kernel_path::of(text, root).unwrap_or((b"", text));
+    let mut position = Position::root();
+    for part in [start, rest] {
+        for name in part.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            position.descend(name);
+        }
     }
-    let found = PREFIXES.iter().find(|(prefix, _)| {
-        let mut bytes = start.clone();
-        prefix.iter().all(|byte| bytes.next() == Some(*byte))
-    });
-    found.map(|(_, cut)| *cut)
+    Some(position)
+}
+
+/// Reads the path of a folder. Returns its length; `None` if it is not known.
+fn link_of(folder: c_int, buffer: &mut [u8]) -> Option<usize> {
+    let mut link = [0u8; 40];
+    let mut text = [0u8; 10];
+    let (start, number): (&[u8], &[u8]) = match folder {
+        AT_FDCWD => (b"/proc/thread-self/cwd", b""),
+        0.. => (b"/proc/thread-self/fd/", digits(folder.unsigned_abs(), &mut text)),
+        _ => return None,
+    };
+    link[..start.len()].copy_from_slice(start);
+    link[start.len()..start.len() + number.len()].copy_from_slice(number);
+    // SAFETY: the path ends in a zero byte, because the array is longer, and the buffer has the
+    // passed length. The system call avoids the functions of this library.
+    let length = unsafe {
+        let path = link.as_ptr();
+        libc::syscall(libc::SYS_readlinkat, AT_FDCWD, path, buffer.as_mut_ptr(), buffer.len())
+    };
+    usize::try_from(length).ok().filter(|length| *length < buffer.len())
+}
+
+fn digits(mut number: u32, text: &mut [u8; 10]) -> &[u8] {
+    let mut at = text.len();
+    loop {
+        at -= 1;
+        text[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &text[at..];
+        }
+    }
+}
+
+/// Text in a buffer.
+struct Text<'a> {
+    whole: &'a mut [MaybeUninit<u8>; ROOM],
+    length: usize,
+}
+
+impl Text<'_> {
+    fn push(&mut self, bytes: &[u8]) -> Option<()> {
+        let to = self.whole.get_mut(self.length..)?.get_mut(..bytes.len())?;
+        for (to, byte) in to.iter_mut().zip(bytes) {
+            to.write(*byte);
+        }
+        self.length += bytes.len();
+        Some(())
+    }
+}
+
+/// A component of a path.
+enum Component {
+    /// Its first byte, and its text unless it is longer than any that matters.
+    Part(*const c_char, Option<Name>),
+    /// The zero byte at the end of the path.
+    End(*const c_char),
+}
+
+/// The components of a path.
+struct Components {
+    bytes: Bytes,
+}
+
+impl Components {
+    fn of(path: *const c_char) -> Self {
+        Components { bytes: Bytes::of(path) }
+    }
+
+    fn is_absolute(&mut self) -> bool {
+        self.bytes.peek() == Some(b'/')
+    }
+
+    /// Returns the next component; `None` at an unreadable byte. The end of the path is the last
+    /// one, and so is a component without text.
+    fn next(&mut self) -> Option<Component> {
+        while self.bytes.peek()? == b'/' {
+            self.bytes.next()?;
+        }
+        let start = self.bytes.position();
+        if self.bytes.peek()? == 0 {
+            return Some(Component::End(start));
+        }
+        let mut name = Name::default();
+        loop {
+            match self.bytes.peek()? {
+                0 | b'/' => return Some(Component::Part(start, Some(name))),
+                byte if name.push(byte).is_none() => return Some(Component::Part(start, None)),
+                _ => self.bytes.next()?,
+            };
+        }
+    }
 }
