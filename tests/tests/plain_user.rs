@@ -163,13 +163,14 @@ fn static_program_sees_devices_by_mounts() {
         Err(why) => return omit(&format!("nothing can be linked statically here: {why}")),
     };
     let program = program.to_str().unwrap();
-    let output = home.rnic_run(&["--mount", program]).output().unwrap();
+    let devices = "rnicd0,rnicd1";
+    let output = home.rnic_run(&["--mount", "--devices", devices, program]).output().unwrap();
     let text = said(&output);
     assert!(output.status.success() && text.ends_with("done\n"), "{text}");
     assert!(text.contains("cannot use rnicd's libraries"), "{text}");
     // The folders already exist, as on a machine with RDMA. The mounts cover them.
     let own = installed.at("bin/rnic-run");
-    let twice = ["--mount", own.to_str().unwrap(), "--mount", program];
+    let twice = ["--mount", "--devices", devices, own.to_str().unwrap(), "--mount", program];
     let text = said(&home.rnic_run(&twice).output().unwrap());
     assert!(text.ends_with("done\n"), "{text}");
     // Other processes do not see the mounts.
@@ -185,12 +186,17 @@ fn mounted_devices_are_found_by_every_call() {
         return;
     }
     let looks = installed.compile("looks.c", &[]).unwrap();
-    let output = home.rnic_run(&["--mount", looks.to_str().unwrap()]).output().unwrap();
+    let both = ["--mount", "--devices", "rnicd0,rnicd1", looks.to_str().unwrap()];
+    let output = home.rnic_run(&both).output().unwrap();
     assert!(output.status.success() && output.stdout == b"done\n", "{}", said(&output));
-    let script = "echo ${LD_PRELOAD-none} ${RNIC_TREE-none} $(id -u) $(readlink -f /dev/fd/0)";
+    let list = ["--mount", "--as", "siw", "ls", "/sys/class/infiniband", "/dev/infiniband"];
+    let text = said(&home.rnic_run(&list).output().unwrap());
+    assert!(text.contains("rnicd0") && text.contains("uverbs0"), "{text}");
+    assert!(!text.contains("rnicd1") && !text.contains("uverbs1"), "{text}");
+    let script = "echo ${RNIC_TREE-none} $(id -u) $(readlink -f /dev/fd/0)";
     let output = home.rnic_run(&["--mount", "sh", "-c", script]).output().unwrap();
     let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
-    assert!(said(&output).ends_with(&format!("none none {uid} /dev/null\n")), "{}", said(&output));
+    assert!(said(&output).ends_with(&format!("none {uid} /dev/null\n")), "{}", said(&output));
     if Command::new("ibv_rc_pingpong").arg("--help").output().is_err() {
         return omit("ibv_rc_pingpong is not installed (Debian package ibverbs-utils)");
     }
@@ -204,6 +210,29 @@ fn mounted_devices_are_found_by_every_call() {
         assert!(Instant::now() < deadline && !server.has_ended(), "no ping-pong");
     }
     server.succeed();
+    home.is_left();
+}
+
+#[test]
+fn tools_show_the_device_of_a_plain_user() {
+    let installed = Installed::new();
+    let home = Home::new(&installed, "home");
+    let lines = |arguments: &[&str]| {
+        let output = home.rnic_run(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let list = lines(&["ls", "-l", "/sys/class/infiniband"]);
+    let link = "rnicd1 -> ../../devices/rnicd/rnicd1/infiniband/rnicd1";
+    assert!(list.contains(link) && list.lines().count() == 2, "{list}");
+    for program in ["ibv_devices", "ibstatus"] {
+        if Command::new(program).arg("-h").output().is_err() {
+            omit(&format!("{program} is not installed (ibverbs-utils, infiniband-diags)"));
+            continue;
+        }
+        let text = lines(&[program]);
+        assert!(text.contains("rnicd1") && !text.contains("rnicd0"), "{text}");
+    }
     home.is_left();
 }
 

@@ -470,13 +470,13 @@ fn check_reports_why_a_program_cannot_work() {
     bytes[18] ^= 0x55;
     std::fs::write(&foreign, bytes).unwrap();
     says(&foreign, "another kind of machine");
-    // Other libraries, which the loader would find first.
+    // Other libraries, which the loader does not search, because ours are preloaded.
     std::fs::create_dir(place.at("others")).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {
         std::fs::copy(place.at("bin/verbs").join(name), place.at("others").join(name)).unwrap();
     }
     let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", place.at("others").display());
-    says(&place.program("rpath", &[&rpath]), "which the loader searches before LD_LIBRARY_PATH");
+    assert!(check(&place, &place.program("rpath", &[&rpath])).0);
     let runpath = format!("-Wl,--enable-new-dtags,-rpath,{}", place.at("others").display());
     assert!(check(&place, &place.program("runpath", &[&runpath])).0);
     // A missing library, and a symbol that our libraries lack.

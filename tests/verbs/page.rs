@@ -189,4 +189,13 @@ not part of the tests: the results below were entered by hand.
 | async-rdma 0.5.0 | `rpc`, `server` and `client`, on `rnicd1` | pass |
 | async-rdma 0.5.0 | its tests (52, one of them ignored), on `rnicd1` | pass, except for one |
 | async-rdma 0.5.0 | `context::tests::test1` | fails: it gets the device name from the kernel's `rdma link` |
+
+## Python wheels
+
+Entered by hand: the wheels come from PyPI, and are not part of the tests.
+
+| wheel | its libibverbs | test | |
+| --- | --- | --- | --- |
+| nixl-cu12 1.5.1 | `libibverbs-1de1263b.so.1.14.48.0`, beside UCX and libmlx5 | two agents, a write of host memory by UCX (`UCX_TLS=rc,ud`) on `rnicd1` | pass; without `rnic-run` there is no device |
+| mooncake-transfer-engine 0.3.13 | none: it needs the system's `libibverbs.so.1` | two engines with `rdma`, a write of host memory on `rnicd1`, with a stub for the driver of graphics cards | pass |
 ";

@@ -230,9 +230,11 @@ impl Stage {
     /// Returns the environment of an end's programs, as `rnic-run` sets it.
     pub fn environment(&self, end: usize) -> [(&'static str, PathBuf); 4] {
         let socket = self.daemon(end).socket();
+        let libraries = ["librnic_preload.so", "libibverbs.so.1", "librdmacm.so.1"];
+        let libraries = libraries.map(|name| self.libraries.join(name).display().to_string());
         [
             ("LD_LIBRARY_PATH", self.libraries.clone()),
-            ("LD_PRELOAD", self.libraries.join("librnic_preload.so")),
+            ("LD_PRELOAD", libraries.join(":").into()),
             ("RNIC_SOCKET", socket.to_owned()),
             ("RNIC_TREE", socket.with_file_name("rnicd.sock.tree")),
         ]

@@ -1,6 +1,7 @@
 //! `librnic_preload.so`: shows the daemon's devices to programs that look for RDMA devices in
-//! `/sys` and `/dev`. `RNIC_TREE` contains the path of the daemon's tree; without it, the tree is that
-//! of the system's daemon.
+//! `/sys` and `/dev`, and loads rnicd's libraries for programs that load rdma-core's by a file
+//! name. `RNIC_TREE` contains the path of the daemon's tree; without it, the tree is that of the
+//! system's daemon.
 //!
 //! The dynamic loader puts these functions before those of the C library (`LD_PRELOAD`, ld.so(8)).
 //! Each function calls the next one of its name with the same arguments, but replaces a path that
@@ -16,6 +17,7 @@ mod bytes;
 mod errno;
 mod globs;
 mod kernel_path;
+mod library;
 mod next;
 mod path;
 mod place;
@@ -51,7 +53,8 @@ macro_rules! interpose {
     )*};
 }
 
-/// Returns the folder in which a relative path starts: the argument before the path of that meaning.
+/// Returns the folder in which a relative path starts: the argument with its descriptor, or the
+/// working directory.
 macro_rules! start {
     () => {
         AT_FDCWD

@@ -19,11 +19,11 @@ use crate::shell::quote;
 /// Run a libibverbs or librdmacm program on rnicd's RDMA devices.
 ///
 /// rnic-run replaces itself with the unmodified program, with rnicd's libibverbs.so.1 and
-/// librdmacm.so.1 first in LD_LIBRARY_PATH. A preloaded library (LD_PRELOAD) shows the program the
-/// daemon's devices in /sys/class/infiniband and /dev/infiniband. If no daemon serves this user
-/// (sockets tried: RNIC_SOCKET, else $XDG_RUNTIME_DIR/rnicd.sock, the user's own directory in the
-/// temporary directory, /run/rnicd/rnicd.sock), rnic-run starts one with the built-in
-/// configuration, which exits when it has been idle for a while.
+/// librdmacm.so.1 first in LD_LIBRARY_PATH and in LD_PRELOAD. Another preloaded library shows the
+/// program the daemon's devices in /sys/class/infiniband and /dev/infiniband. If no daemon serves
+/// this user (sockets tried: RNIC_SOCKET, else $XDG_RUNTIME_DIR/rnicd.sock, the user's own
+/// directory in the temporary directory, /run/rnicd/rnicd.sock), rnic-run starts one with the
+/// built-in configuration, which exits when it has been idle for a while.
 ///
 /// Exit status: that of the program; 127 it was not found; 126 it cannot be run, or not with these
 /// libraries (static, setuid, setgid, or with capabilities); 125 any other failure. With --check: 0
@@ -176,7 +176,10 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
     }
     let mut shown = show(cli)?;
     if cli.mount {
-        mount::show(&shown.tree.take().ok_or(MountError::NoTree)?)?;
+        let tree = shown.tree.take().ok_or(MountError::NoTree)?;
+        let inherited = std::env::var_os(DEVICES_VARIABLE);
+        let devices = shown.devices.as_deref().or(inherited.as_deref());
+        mount::show(&tree, &preload::view(&tree, devices))?;
     }
     let mut command = Command::new(program);
     command.args(arguments).envs(environment(&folder, shown));
@@ -195,15 +198,12 @@ fn environment(folder: &Path, shown: Shown) -> Vec<(&'static str, OsString)> {
     let has = |name: &str| std::env::var_os(name);
     let mut all =
         vec![(PATH_VARIABLE, libraries::path_with(folder, has(PATH_VARIABLE).as_deref()))];
-    if let (Some(tree), Some(library)) = (tree, preload::library(folder)) {
-        let list = preload::list_with(&library, has(LIST_VARIABLE).as_deref());
+    if let Some(libraries) = preload::libraries(folder) {
+        let list = preload::list_with(&libraries, has(LIST_VARIABLE).as_deref());
         let options = preload::sanitizer_options(has(SANITIZER_VARIABLE).as_deref());
-        all.extend([
-            (LIST_VARIABLE, list),
-            (TREE_VARIABLE, tree.into()),
-            (SANITIZER_VARIABLE, options),
-        ]);
+        all.extend([(LIST_VARIABLE, list), (SANITIZER_VARIABLE, options)]);
     }
+    all.extend(tree.map(|tree| (TREE_VARIABLE, tree.into())));
     all.extend(devices.map(|names| (DEVICES_VARIABLE, names)));
     all
 }
@@ -265,6 +265,8 @@ fn show(cli: &Cli) -> Result<Shown, RunError> {
         (None, Some(names)) => Some(names.clone()),
         (None, None) => named().is_none().then(|| roce.into()),
     };
+    // The preload library compares working directories with this path, so it has no links.
+    let tree = tree.map(|tree| std::fs::canonicalize(&tree).unwrap_or(tree));
     Ok(Shown { tree, devices })
 }
 

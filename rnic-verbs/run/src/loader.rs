@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 
 use crate::elf::{Elf, Target};
 
-/// A simulation of the loader's search, with rnicd's directory first in `LD_LIBRARY_PATH`.
+/// A simulation of the loader's search, with rnicd's directory first in `LD_LIBRARY_PATH` and its
+/// libraries in `LD_PRELOAD`.
 #[derive(Debug)]
 pub struct Loader {
     target: Target,
+    /// Libraries in `LD_PRELOAD`, whose file names are their SONAMEs.
+    preloaded: Vec<PathBuf>,
     /// `LD_LIBRARY_PATH`.
     path: Vec<PathBuf>,
     /// Files in `/etc/ld.so.cache`, by name.
@@ -44,11 +47,12 @@ struct Rpath {
 }
 
 impl Loader {
-    /// Creates a search for libraries of this target machine. `path` is `LD_LIBRARY_PATH`.
-    pub fn new(target: Target, path: &std::ffi::OsStr) -> Self {
+    /// Creates a search for libraries of this target machine. `path` is `LD_LIBRARY_PATH`, and the
+    /// `preloaded` libraries have their SONAMEs as file names.
+    pub fn new(target: Target, path: &std::ffi::OsStr, preloaded: Vec<PathBuf>) -> Self {
         let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
         let path = std::env::split_paths(path).collect();
-        Loader { target, path, cache: entries(&cache).unwrap_or_default() }
+        Loader { target, preloaded, path, cache: entries(&cache).unwrap_or_default() }
     }
 
     /// Returns all libraries loaded with `program`. Searches breadth first as the loader does, and
@@ -103,6 +107,11 @@ impl Loader {
     fn find(&self, name: &str, rpaths: &[Rpath], runpath: &[PathBuf]) -> Option<Loaded> {
         if name.contains('/') {
             return self.load(Path::new(name), None);
+        }
+        // A library that is already loaded is not searched for.
+        let mut preloaded = self.preloaded.iter().filter(|path| path.ends_with(name));
+        if let Some(loaded) = preloaded.find_map(|path| self.load(path, None)) {
+            return Some(loaded);
         }
         let by_rpath = rpaths.iter().flat_map(|rpath| {
             rpath.folders.iter().map(move |folder| (folder.join(name), Some(rpath)))
@@ -172,7 +181,7 @@ mod tests {
     fn closure_matches_the_real_loader() {
         let exe = Path::new("/proc/self/exe");
         let own = Elf::read(exe).unwrap_or_else(|e| panic!("{e}"));
-        let loader = Loader::new(own.target, std::ffi::OsStr::new(""));
+        let loader = Loader::new(own.target, std::ffi::OsStr::new(""), Vec::new());
         let closure = loader.closure(exe, &own);
         assert_eq!(closure.missing, []);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_else(|e| panic!("{e}"));

@@ -60,17 +60,18 @@ pub const SOURCE: &str = "rnic-run";
 /// Alternative to `--mount`, for error messages.
 const WITHOUT: &str = "without --mount, programs that use the C library see the same files";
 
-/// Shows the devices of a tree to this process only. The process must be single-threaded.
-pub fn show(tree: &Path) -> Result<(), MountError> {
+/// Shows the devices of a tree to this process only: all device folders, and the other entries of
+/// `view`, which is a part of the tree or all of it. The process must be single-threaded.
+pub fn show(tree: &Path, view: &Path) -> Result<(), MountError> {
     enter_namespace()?;
     // Later mounts of the system still propagate to this namespace, but not in reverse.
     let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     let root = Path::new("/");
     mount_change(root, propagation).map_err(system("separate the mounts of", root))?;
     // The links in `class` point to `devices`, as in the kernel's tree.
-    for (place, ours) in [("/sys/devices", "devices"), ("/sys/class", "class"), ("/dev", "dev")] {
-        add(Path::new(place), &tree.join(ours))?;
-    }
+    add(Path::new("/sys/devices"), &tree.join("devices"))?;
+    add(Path::new("/sys/class"), &view.join("class"))?;
+    add(Path::new("/dev"), &view.join("dev"))?;
     Ok(())
 }
 

@@ -1,11 +1,17 @@
-//! The preloaded library that shows the daemon's devices in `/sys` and `/dev`, and its place in
-//! `LD_PRELOAD`.
+//! The preloaded libraries and their place in `LD_PRELOAD`: the one that shows the daemon's devices
+//! in `/sys` and `/dev`, and those of verbs.
+//!
+//! The loader uses a preloaded library for each `DT_NEEDED` and `dlopen(3)` of its SONAME, so a
+//! `DT_RPATH` and a new value of `LD_LIBRARY_PATH` have no effect, and its functions come before
+//! those of a copy under another name.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// File name of the library, in the directory of the others.
+use crate::libraries::SONAMES;
+
+/// File name of the library that shows devices, in the directory of the others.
 const LIBRARY: &str = "librnic_preload.so";
 /// Environment variable with the tree's path, for the library.
 pub const TREE_VARIABLE: &str = "RNIC_TREE";
@@ -18,25 +24,38 @@ pub const SANITIZER_VARIABLE: &str = "ASAN_OPTIONS";
 /// are still called, because this library passes its calls on to the next library.
 const ANY_ORDER: &str = "verify_asan_link_order=0";
 
-/// Returns the library if it exists and its path can be in `LD_PRELOAD`, whose entries are
-/// separated by colons and white space.
-pub fn library(folder: &Path) -> Option<PathBuf> {
-    let path = folder.join(LIBRARY);
-    let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
-    let is_valid = !path.as_os_str().as_bytes().iter().any(blank);
-    Some(path).filter(|path| is_valid && path.exists())
+/// Returns the libraries in order, without those that do not exist. Returns `None` if their paths
+/// cannot be in `LD_PRELOAD`, whose entries are separated by colons and white space.
+pub fn libraries(folder: &Path) -> Option<Vec<PathBuf>> {
+    if folder.as_os_str().as_bytes().iter().any(is_separator) {
+        return None;
+    }
+    let names = [LIBRARY].into_iter().chain(SONAMES);
+    Some(names.map(|name| folder.join(name)).filter(|path| path.exists()).collect())
 }
 
-/// Returns `LD_PRELOAD` with this library first.
-pub fn list_with(library: &Path, list: Option<&OsStr>) -> OsString {
-    let mut with = library.as_os_str().to_owned();
-    let blank = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
-    let others = list.unwrap_or_default().as_bytes().split(blank);
-    for other in others.filter(|o| !o.is_empty() && *o != library.as_os_str().as_bytes()) {
-        with.push(":");
-        with.push(OsStr::from_bytes(other));
+fn is_separator(byte: &u8) -> bool {
+    byte.is_ascii_whitespace() || *byte == b':'
+}
+
+/// Returns `LD_PRELOAD` with these libraries first.
+pub fn list_with(libraries: &[PathBuf], list: Option<&OsStr>) -> OsString {
+    let is_ours = |other: &&[u8]| libraries.iter().any(|own| own.as_os_str().as_bytes() == *other);
+    let others = list.unwrap_or_default().as_bytes().split(is_separator);
+    let others = others.filter(|other| !other.is_empty() && !is_ours(other));
+    let own = libraries.iter().map(|library| library.as_os_str().as_bytes());
+    let all: Vec<&[u8]> = own.chain(others).collect();
+    OsStr::from_bytes(&all.join(&b':')).to_owned()
+}
+
+/// Returns the part of a tree with the files of the only device in a list of devices, or the whole
+/// tree if there are more. `librnic_preload.so` has the same rule.
+pub fn view(tree: &Path, devices: Option<&OsStr>) -> PathBuf {
+    let name = devices.unwrap_or_default().as_bytes().trim_ascii();
+    if name.is_empty() || name[0] == b'.' || name.iter().any(|byte| b",/".contains(byte)) {
+        return tree.to_owned();
     }
-    with
+    tree.join("views").join(OsStr::from_bytes(name))
 }
 
 /// Returns AddressSanitizer's options with [`ANY_ORDER`] first. If an option occurs twice, the last
@@ -65,9 +84,10 @@ mod tests {
 
     #[test]
     fn previous_preloads_remain() {
-        let with = |list: Option<&str>| list_with(Path::new("/ours.so"), list.map(OsStr::new));
-        assert_eq!(with(None), "/ours.so");
-        assert_eq!(with(Some("/a.so  /b.so:/ours.so")), "/ours.so:/a.so:/b.so");
+        let own = ["/ours.so", "/verbs.so"].map(PathBuf::from);
+        let with = |list: Option<&str>| list_with(&own, list.map(OsStr::new));
+        assert_eq!(with(None), "/ours.so:/verbs.so");
+        assert_eq!(with(Some("/a.so  /b.so:/ours.so")), "/ours.so:/verbs.so:/a.so:/b.so");
     }
 
     #[test]
@@ -76,9 +96,22 @@ mod tests {
         for (name, has) in [("plain", true), ("with blank", false), ("with:colon", false)] {
             let folder = parent.path().join(name);
             std::fs::create_dir(&folder).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(library(&folder), None, "{name}");
-            std::fs::write(folder.join(LIBRARY), "").unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(library(&folder).is_some(), has, "{name}");
+            let none = has.then(Vec::new);
+            assert_eq!(libraries(&folder), none, "{name}");
+            for library in ["librdmacm.so.1", LIBRARY] {
+                std::fs::write(folder.join(library), "").unwrap_or_else(|e| panic!("{e}"));
+            }
+            let all = [LIBRARY, "librdmacm.so.1"].map(|library| folder.join(library));
+            assert_eq!(libraries(&folder), has.then(|| all.to_vec()), "{name}");
         }
+    }
+
+    #[test]
+    fn view_is_for_one_device() {
+        let of = |names: Option<&str>| view(Path::new("/t"), names.map(OsStr::new));
+        for whole in [None, Some(""), Some("a,b"), Some("../x"), Some("..")] {
+            assert_eq!(of(whole), Path::new("/t"), "{whole:?}");
+        }
+        assert_eq!(of(Some(" rnicd1 ")), Path::new("/t/views/rnicd1"));
     }
 }

@@ -1,11 +1,14 @@
 //! Checks whether a program can work. The result is a list of facts, with advice for each problem.
 //!
 //! This module checks the requirements of every program: libraries, a daemon and its network port.
-//! `program` checks the program, and `obstacle` the properties that prevent any use of the
-//! libraries. Nothing is started or run, not even the program's loader.
+//! `program` checks the program, `script` a script that starts it, `copies` other copies of
+//! rdma-core's libraries, and `obstacle` the properties that prevent any use of the libraries.
+//! Nothing is started or run, not even the program's loader.
 
+mod copies;
 mod obstacle;
 mod program;
+mod script;
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -18,7 +21,8 @@ use rnic_client::StatusInfo;
 
 use crate::daemon::{Probe, probe};
 use crate::elf::Elf;
-use crate::libraries::{LibrariesError, SONAMES};
+use crate::libraries::{LibrariesError, PATH_VARIABLE, SONAMES};
+use crate::preload;
 
 /// Input of the check.
 #[derive(Debug)]
@@ -96,6 +100,8 @@ pub fn examine(question: &CheckOptions<'_>) -> Report {
 #[derive(Debug)]
 struct OwnLibraries {
     folder: PathBuf,
+    /// Libraries in `LD_PRELOAD`; `None` if the folder's path does not permit that.
+    preloaded: Option<Vec<PathBuf>>,
     /// Library files in the order of [`SONAMES`].
     files: [Elf; SONAMES.len()],
 }
@@ -123,7 +129,17 @@ fn libraries(question: &CheckOptions<'_>, report: &mut Report) -> Option<OwnLibr
         [Ok(verbs), Ok(cm)] => {
             let words = format!("{} has {}", folder.display(), SONAMES.join(" and "));
             report.add(Kind::Fine, about, words);
-            Some(OwnLibraries { folder, files: [verbs, cm] })
+            let preloaded = preload::libraries(&folder);
+            if preloaded.is_none() {
+                let words = format!(
+                    "{} contains white space, which LD_PRELOAD does not permit: programs find \
+                     the libraries by {PATH_VARIABLE} only, and no device files; move or link the \
+                     folder",
+                    folder.display()
+                );
+                report.add(Kind::Unknown, about, words);
+            }
+            Some(OwnLibraries { folder, preloaded, files: [verbs, cm] })
         }
         files => {
             for problem in files.into_iter().filter_map(Result::err) {

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::obstacle::{self, Obstacle, Refusal};
-use super::{Kind, OwnLibraries, Report};
+use super::{Kind, OwnLibraries, Report, copies, script};
 use crate::daemon::is_executable;
 use crate::elf::{Elf, Import};
 use crate::libraries::{PATH_VARIABLE, SONAMES, path_with};
@@ -50,8 +50,10 @@ pub(super) fn examine(program: &OsStr, ours: Option<&OwnLibraries>, report: &mut
     check_rights(&path, report);
     if let Some(ours) = ours {
         let loader_path = path_with(&ours.folder, std::env::var_os(PATH_VARIABLE).as_deref());
-        let closure = Loader::new(elf.target, &loader_path).closure(&path, &elf);
+        let preloaded = ours.preloaded.clone().unwrap_or_default();
+        let closure = Loader::new(elf.target, &loader_path, preloaded).closure(&path, &elf);
         check_libraries(&closure, ours, report);
+        copies::examine(&path, &elf, &closure, ours, report);
         check_symbols(&path, &elf, &closure, ours, report);
     }
 }
@@ -78,6 +80,7 @@ fn resolve_scripts(program: &OsStr, report: &mut Report) -> Option<PathBuf> {
             report.add(Kind::Fine, "program", path.display().to_string());
             return Some(path);
         };
+        script::examine(&path, report);
         let words = format!("{} is a script of {}", path.display(), interpreter.display());
         found = find(interpreter.as_os_str());
         match found {
@@ -162,7 +165,7 @@ fn check_libraries(closure: &Closure, ours: &OwnLibraries, report: &mut Report) 
             Kind::Unknown,
             "libraries",
             "it is not linked against libibverbs or librdmacm; if it loads them itself (dlopen), \
-             it loads rnicd's",
+             under any path or name, it gets rnicd's",
         ),
         _ => report.add(Kind::Fine, "libraries", format!("it loads rnicd's {}", used.join(", "))),
     }
