@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -375,6 +376,172 @@ static void event_of(struct end *e, int type)
     MUST((int)event.event_type == type && event.element.qp == e->qp);
 }
 
+static int state_of(struct end *e)
+{
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    MUST(ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init) == 0);
+    return attr.qp_state;
+}
+
+// Connects two ends. The CQ of the first has only `entries` entries.
+static void pair_with_cq(struct end *a, struct end *b, int entries)
+{
+    make(a);
+    make(b);
+    MUST(ibv_destroy_qp(a->qp) == 0 && ibv_destroy_cq(a->cq) == 0);
+    MUST((a->cq = ibv_create_cq(context, entries, NULL, a->channel, 0)) != NULL);
+    MUST(a->cq->cqe == entries);
+    struct ibv_qp_init_attr w = wanted(a);
+    MUST((a->qp = ibv_create_qp(pd, &w)) != NULL);
+    wire(a, b);
+    wire(b, a);
+}
+
+// A CQ needs room for completions only, and a request completes without one if it is unsignaled.
+static void unsignaled(void)
+{
+    struct end a, b;
+    pair_with_cq(&a, &b, 16);
+    for (int round = 0; round < 20; round++) {
+        for (int n = 0; n < 4; n++)
+            MUST(receive(&a, 100, LENGTH) == 0);
+        struct ibv_sge from_a = {(uintptr_t)a.bytes, LENGTH, a.mr->lkey};
+        struct ibv_sge from_b = {(uintptr_t)b.bytes, 64, b.mr->lkey};
+        for (int n = 0; n < 60; n++) {
+            struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &from_a, &b);
+            wr.send_flags = n == 59 ? IBV_SEND_SIGNALED : 0;
+            post(&a, &wr);
+            struct ibv_send_wr back = request(IBV_WR_SEND, &from_b, &a);
+            if (n % 15 == 0)
+                post(&b, &back);
+        }
+        for (int n = 0; n < 5; n++)
+            MUST(next(&a).status == IBV_WC_SUCCESS);
+        for (int n = 0; n < 4; n++)
+            completes(&b, 1, IBV_WC_SUCCESS);
+    }
+    MUST(!readable(context->async_fd, 0));
+    unmake(&a);
+    unmake(&b);
+}
+
+// A receive that completes in a full CQ overruns it (IBV_EVENT_CQ_ERR). The send queue waits for
+// room instead, so that no completion is lost.
+static void overrun(void)
+{
+    enum { ENTRIES = 16 };
+    struct end a, b;
+    pair_with_cq(&a, &b, ENTRIES);
+    struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
+    for (int n = 0; n < 2 * ENTRIES; n++) {
+        struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
+        wr.wr_id = n;
+        post(&a, &wr);
+    }
+    for (int n = 0; n < 2 * ENTRIES; n++)
+        completes(&a, n, IBV_WC_SUCCESS);
+    for (int n = 0; n <= ENTRIES; n++) {
+        MUST(receive(&a, n, 8) == 0);
+        struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &a);
+        sge.lkey = b.mr->lkey;
+        sge.addr = (uintptr_t)b.bytes;
+        post(&b, &wr);
+    }
+    struct ibv_async_event event;
+    MUST(readable(context->async_fd, DEADLINE) && !ibv_get_async_event(context, &event));
+    MUST(event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == a.cq);
+    ibv_ack_async_event(&event);
+    event_of(&a, IBV_EVENT_QP_FATAL);
+    MUST(state_of(&a) == IBV_QPS_ERR);
+    unmake(&a);
+    unmake(&b);
+}
+
+// Receives posted in ERR are flushed on QPs of every type, whether or not they had a peer.
+static void flush_in_error(void)
+{
+    static const struct {
+        int type, place, peer;
+    } types[] = {
+        {IBV_QPT_RC, PLACE, PEER}, {IBV_QPT_UC, PLACE, UC_PEER}, {IBV_QPT_UD, UD_PLACE, 0},
+    };
+    for (int n = 0; n < 6; n++) {
+        struct end e;
+        qp_type = types[n / 2].type;
+        make(&e);
+        MUST(moved(&e, IBV_QPS_INIT, types[n / 2].place, NULL) == 0);
+        if (n % 2)
+            MUST(moved(&e, IBV_QPS_RTR, types[n / 2].peer, &e) == 0);
+        MUST(receive(&e, 0, LENGTH) == 0);
+        MUST(moved(&e, IBV_QPS_ERR, 0, NULL) == 0);
+        completes(&e, 0, IBV_WC_WR_FLUSH_ERR);
+        for (int id = 1; id < 3 * DEPTH; id++) {
+            MUST(receive(&e, id, LENGTH) == 0);
+            completes(&e, id, IBV_WC_WR_FLUSH_ERR);
+        }
+        unmake(&e);
+    }
+    qp_type = IBV_QPT_RC;
+}
+
+// Capacities that a manual page calls ignored are ignored.
+static void ignored(void)
+{
+    struct end e;
+    make(&e);
+    struct ibv_srq_init_attr s = {.attr = {.max_wr = DEPTH, .max_sge = 1, .srq_limit = 1 << 30}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &s);
+    struct ibv_srq_attr is;
+    MUST(srq && !ibv_query_srq(srq, &is) && is.srq_limit == 0);
+    int types[] = {IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD};
+    for (int n = 0; n < 3; n++) {
+        struct ibv_qp_init_attr w = wanted(&e);
+        w.qp_type = types[n];
+        w.srq = srq;
+        w.cap.max_recv_wr = w.cap.max_recv_sge = UINT32_MAX;
+        struct ibv_qp *qp = ibv_create_qp(pd, &w);
+        MUST(qp && w.cap.max_send_wr >= DEPTH && ibv_destroy_qp(qp) == 0);
+    }
+    // Without IBV_SRQ_MAX_WR the size is not set.
+    struct ibv_srq_attr to = {.max_wr = UINT32_MAX, .max_sge = UINT32_MAX, .srq_limit = 2};
+    MUST(ibv_modify_srq(srq, &to, IBV_SRQ_LIMIT) == 0);
+    MUST(!ibv_query_srq(srq, &is) && is.max_wr == s.attr.max_wr && is.max_sge == 1);
+    MUST(ibv_destroy_srq(srq) == 0);
+    unmake(&e);
+}
+
+// Deregistered memory can be moved and grown, and registered again at its new address.
+static void moved_memory(void)
+{
+    enum { SMALL = 1 << 16, LARGE = 1 << 22 };
+    struct end a, b;
+    pair(&a, &b);
+    int how = MAP_PRIVATE | MAP_ANONYMOUS;
+    char *bytes = mmap(NULL, SMALL, PROT_READ | PROT_WRITE, how, -1, 0);
+    MUST(bytes != MAP_FAILED);
+    for (int n = 0, length = SMALL; n < 6; n++) {
+        struct ibv_mr *mr = ibv_reg_mr(pd, bytes, length, ALL);
+        MUST(mr != NULL);
+        b.bytes[0] = (char)(n + 1);
+        struct ibv_sge sge = {(uintptr_t)bytes + length - 1, 1, mr->lkey};
+        struct ibv_send_wr wr = request(IBV_WR_RDMA_READ, &sge, &b);
+        post(&a, &wr);
+        completes(&a, 1, IBV_WC_SUCCESS);
+        MUST(bytes[length - 1] == n + 1 && ibv_dereg_mr(mr) == 0);
+        // Something else now takes the place of the old mapping.
+        int next = n % 2 ? SMALL : LARGE;
+        char *room = mmap(NULL, next, PROT_NONE, how, -1, 0);
+        MUST(room != MAP_FAILED);
+        char *to = mremap(bytes, length, next, MREMAP_MAYMOVE | MREMAP_FIXED, room);
+        MUST(to == room && (next < length || to[length - 1] == n + 1));
+        bytes = to;
+        length = next;
+    }
+    unmake(&a);
+    unmake(&b);
+}
+
 // The responder of a refused request raises an event, and both ends move to ERR. Earlier Reads are
 // answered.
 static void refused(void)
@@ -514,14 +681,6 @@ static void solicited(void)
     }
     unmake(&a);
     unmake(&b);
-}
-
-static int state_of(struct end *e)
-{
-    struct ibv_qp_attr attr;
-    struct ibv_qp_init_attr init;
-    MUST(ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init) == 0);
-    return attr.qp_state;
 }
 
 // Sends 8 bytes until they arrive, since UC and UD may lose a message.
@@ -813,6 +972,8 @@ int main(int count, char **arguments)
         {"fence", fence, 1},
         {"solicited", solicited, 1}, {"established", established, 0},
         {"sqe", send_queue_error, 1}, {"refused-iwarp", refused_iwarp, 0},
+        {"unsignaled", unsignaled, 1}, {"overrun", overrun, 1}, {"ignored", ignored, 1},
+        {"flush-in-error", flush_in_error, 1}, {"moved-memory", moved_memory, 1},
     };
     MUST(count == 2);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)

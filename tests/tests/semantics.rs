@@ -87,3 +87,28 @@ fn the_step_to_sqd_ends_an_iwarp_connection() {
 fn a_uc_qp_takes_receives_of_an_srq() {
     run("uc-srq");
 }
+
+#[test]
+fn unsignaled_requests_need_no_room_in_a_cq() {
+    run("unsignaled");
+}
+
+#[test]
+fn receives_overrun_a_cq_and_sends_wait() {
+    run("overrun");
+}
+
+#[test]
+fn receives_posted_in_err_are_flushed() {
+    run("flush-in-error");
+}
+
+#[test]
+fn ignored_capacities_are_ignored() {
+    run("ignored");
+}
+
+#[test]
+fn deregistered_memory_can_be_moved() {
+    run("moved-memory");
+}

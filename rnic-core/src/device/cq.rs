@@ -144,24 +144,13 @@ impl Cq {
         (inner.producer.unread(), inner.producer.reserved(), inner.completions)
     }
 
-    /// Reserves up to `wanted` slots. Returns the number that it reserved.
+    /// Reserves up to `wanted` slots. Returns the number that it reserved, at most half of the free
+    /// slots if there are several.
     pub fn reserve(&self, wanted: u32) -> Result<u32, CqFault> {
         if self.is_dead() {
             return Err(CqFault::Dead);
         }
-        let mut inner = self.inner.lock();
-        let mut got = 0;
-        while got < wanted {
-            match inner.producer.reserve() {
-                Ok(true) => got += 1,
-                Ok(false) => break,
-                Err(fault) => {
-                    inner.producer.unreserve(got);
-                    return Err(CqFault::BadIndex(fault));
-                }
-            }
-        }
-        Ok(got)
+        self.inner.lock().producer.reserve_batch(wanted).map_err(CqFault::BadIndex)
     }
 
     /// Gives back reserved slots that will not be used. Returns the set of workers (bit `n` for
@@ -328,10 +317,22 @@ mod tests {
         assert_eq!(format!("{cq:?}"), "Cq { id: CqId(3), dead: false }");
     }
 
+    /// Reserves all free slots and returns their number.
+    fn reserve_all(cq: &Cq) -> u32 {
+        std::iter::from_fn(|| cq.reserve(20).ok().filter(|&got| got > 0)).sum()
+    }
+
+    #[test]
+    fn a_batch_leaves_as_many_slots_free() {
+        let cq = cq();
+        assert_eq!([5, 20, 20].map(|wanted| cq.reserve(wanted)), [Ok(5), Ok(5), Ok(3)]);
+        assert_eq!([20, 20, 20, 20].map(|n| cq.reserve(n)), [Ok(1), Ok(1), Ok(1), Ok(0)]);
+    }
+
     #[test]
     fn unreserve_returns_the_waiting_workers() {
         let cq = cq();
-        assert_eq!(cq.reserve(20), Ok(16));
+        assert_eq!(reserve_all(&cq), 16);
         assert_eq!(cq.unreserve(1), 0);
         [1, 3, 40].into_iter().for_each(|worker| cq.wait_for_space(worker));
         assert_eq!(cq.unreserve(1), 1 << 40 | 0b1010);
@@ -348,13 +349,13 @@ mod tests {
     #[test]
     fn a_larger_queue_has_room_for_waiters() {
         let cq = cq();
-        assert_eq!(cq.reserve(20), Ok(16));
+        assert_eq!(reserve_all(&cq), 16);
         cq.wait_for_space(5);
         let larger = place(32);
         let mut client = CompletionConsumer::new(larger.clone());
         assert_eq!(cq.resize(larger), Ok(1 << 5));
         assert_eq!((cq.capacity(), cq.usage()), (32, (0, 16, 0)));
-        assert_eq!(cq.reserve(20), Ok(16));
+        assert_eq!(reserve_all(&cq), 16);
         let _quiet = cq.publish_reserved(&[cqe(1), cqe(2)]);
         assert_eq!(
             [client.poll(), client.poll(), client.poll()],

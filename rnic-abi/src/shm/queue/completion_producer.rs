@@ -39,6 +39,19 @@ impl CompletionProducer {
         Ok(room)
     }
 
+    /// Reserves up to `wanted` slots and returns their number, but several only if as many stay
+    /// free: receives complete without a reservation, and the caller may not use all of its slots.
+    #[inline]
+    pub fn reserve_batch(&mut self, wanted: u32) -> Result<u32, QueueFault> {
+        if self.free() / 2 < wanted {
+            self.refresh()?;
+        }
+        let free = self.free();
+        let got = wanted.min((free / 2).max(1)).min(free);
+        self.reserved += got;
+        Ok(got)
+    }
+
     /// Gives back `count` reserved slots that were not used.
     #[inline]
     pub fn unreserve(&mut self, count: u32) {
@@ -142,6 +155,12 @@ impl CompletionProducer {
             self.refresh()?;
             self.claimed() < self.queue.shape.capacity
         })
+    }
+
+    /// Returns the number of slots that are neither in use nor reserved.
+    #[inline]
+    fn free(&self) -> u32 {
+        self.queue.shape.capacity - self.claimed()
     }
 
     /// Returns the number of slots in use or reserved. The sum cannot overflow: by the invariant,

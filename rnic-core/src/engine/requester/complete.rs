@@ -1,5 +1,6 @@
-//! Completions of requests, in posting order and into reserved CQ slots, and the flush of requests
-//! that can no longer be carried out.
+//! Completions of requests in posting order, and the flush of requests that can no longer be
+//! carried out. Signaled requests have a reserved CQ slot. An unsignaled request that fails waits
+//! for one.
 
 use arrayvec::ArrayVec;
 
@@ -31,22 +32,37 @@ impl Requester {
         life: &mut LifeCycle,
         engine: &mut EngineState,
     ) {
-        let mut silent = 0;
         let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
         loop {
             let mut retired = 0;
+            let mut waits = false;
             // The client works on the published completions while the rest follows.
             while retired < FLUSH_BATCH
                 && !cqes.is_full()
-                && let Some((request, outcome)) = self.in_flight.pop_done(accepted)
+                && let Some((request, outcome)) = self.in_flight.first_done(accepted)
             {
-                retired += 1;
+                let request = *request;
                 let status = match &mut self.acks {
                     Some(acks) => acks.status_in_order(outcome),
                     None => outcome,
                 };
-                if status == CompletionStatus::Success && !request.signaled {
-                    silent += 1;
+                let silent = status == CompletionStatus::Success && !request.signaled;
+                if !silent && !request.has_slot {
+                    match self.have_slot(1, core, engine) {
+                        Ok(true) => self.slots -= 1,
+                        Ok(false) => {
+                            // The CQ's doorbell wakes the QP.
+                            life.flush_later();
+                            waits = true;
+                            break;
+                        }
+                        // Nothing can complete there.
+                        Err(fault) => engine.cq_died(&core.send_cq, fault),
+                    }
+                }
+                self.in_flight.drop_first();
+                retired += 1;
+                if silent || !request.has_slot && core.send_cq.is_dead() {
                     continue;
                 }
                 let mut cqe = Cqe::new(core.id.0, request.wr_id, request.opcode, status);
@@ -75,14 +91,16 @@ impl Requester {
             }
             if life.phase().flushes() {
                 core.turn.charge(REQUEST_COST * i64::from(retired));
-                if more_may_follow {
+                if more_may_follow && !waits {
                     life.flush_later();
                     engine.wake(core);
                 }
                 break;
             }
+            if waits {
+                break;
+            }
         }
-        engine.unreserve(&core.send_cq, silent);
         if self.refused.is_some_and(|(seq, _)| self.in_flight.first() == Some(seq)) {
             engine.wake(core);
         }
@@ -92,7 +110,6 @@ impl Requester {
     pub(in crate::engine) fn flush_taken(&mut self, accepted: u64) {
         if let Some(fenced) = self.fenced.take() {
             let kind = SendOpcode::from_u8(fenced.header.opcode).unwrap_or(SendOpcode::Send);
-            self.slots -= 1;
             self.in_flight.push(Request::new(fenced.header.wr_id, kind, true));
         }
         self.in_flight.flush(accepted);

@@ -1,8 +1,8 @@
 //! Send requests that were taken from the queue and have not completed yet, in posting order.
 //!
 //! Completions appear in the order in which the requests were posted (RFC 5040 section 5.5 rule
-//! 13), so a Send after an RDMA Read waits here for the Read. Every entry holds one reserved CQ
-//! slot.
+//! 13), so a Send after an RDMA Read waits here for the Read. Signaled entries hold one reserved CQ
+//! slot each. Unsignaled ones need none unless they fail.
 
 use std::collections::VecDeque;
 
@@ -32,6 +32,8 @@ pub(in crate::engine) struct Request {
     pub wr_id: u64,
     pub opcode: CompletionOpcode,
     pub signaled: bool,
+    /// A CQ slot is reserved for the completion.
+    pub has_slot: bool,
     pub byte_len: u32,
     /// Terminate code of a failure, for the completion.
     pub detail: u32,
@@ -50,6 +52,7 @@ impl Request {
             wr_id,
             opcode: opcode.completion(),
             signaled,
+            has_slot: false,
             byte_len: 0,
             detail: 0,
             diagnosis: 0,
@@ -126,13 +129,14 @@ impl InFlight {
         }
     }
 
-    /// Takes the oldest entry if it is done, given the number of bytes that TCP has accepted.
-    pub(in crate::engine) fn pop_done(
-        &mut self,
+    /// Returns the oldest entry if it is done, given the number of bytes that TCP has accepted.
+    pub(in crate::engine) fn first_done(
+        &self,
         accepted: u64,
-    ) -> Option<(Request, CompletionStatus)> {
+    ) -> Option<(&Request, CompletionStatus)> {
         //= RDMAP-5.5-15
-        let status = match self.entries.front()?.progress {
+        let first = self.entries.front()?;
+        let status = match first.progress {
             //= DDP-5.4-1, RDMAP-5.5-9, RDMAP-5.5-14
             Progress::Queued(end) if accepted >= end => CompletionStatus::Success,
             Progress::Unacknowledged if self.base < self.acknowledged => CompletionStatus::Success,
@@ -142,8 +146,12 @@ impl InFlight {
             | Progress::Sending
             | Progress::Waiting => return None,
         };
-        self.base += 1;
-        self.entries.pop_front().map(|e| (e, status))
+        Some((first, status))
+    }
+
+    /// Removes the oldest entry, which is done.
+    pub(in crate::engine) fn drop_first(&mut self) {
+        self.base += u64::from(self.entries.pop_front().is_some());
     }
 
     /// Marks every request that is not done as flushed.
@@ -265,14 +273,22 @@ impl InFlight {
         self.entries.is_empty()
     }
 
-    pub(in crate::engine) fn len(&self) -> usize {
-        self.entries.len()
+    /// Returns the number of CQ slots that the entries hold.
+    pub(in crate::engine) fn slots(&self) -> u32 {
+        count(self.entries.iter().filter(|request| request.has_slot).count())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn pop_done(l: &mut InFlight, accepted: u64) -> Option<(u64, CompletionStatus)> {
+        let (request, status) = l.first_done(accepted)?;
+        let wr_id = request.wr_id;
+        l.drop_first();
+        Some((wr_id, status))
+    }
 
     #[test]
     fn send_after_read_completes_in_order() {
@@ -281,11 +297,11 @@ mod tests {
         let send = l.push(Request::new(2, SendOpcode::Send, true));
         l.get_mut(read).unwrap().progress = Progress::Waiting;
         l.get_mut(send).unwrap().progress = Progress::Queued(100);
-        assert!(l.pop_done(1000).is_none());
+        assert!(pop_done(&mut l, 1000).is_none());
         l.get_mut(read).unwrap().progress = Progress::Done(CompletionStatus::Success);
-        assert_eq!(l.pop_done(99).unwrap().0.wr_id, 1);
-        assert!(l.pop_done(99).is_none());
-        assert_eq!(l.pop_done(100).unwrap().0.wr_id, 2);
+        assert_eq!(pop_done(&mut l, 99).unwrap().0, 1);
+        assert!(pop_done(&mut l, 99).is_none());
+        assert_eq!(pop_done(&mut l, 100).unwrap().0, 2);
         assert!(l.get_mut(read).is_none());
         assert!(l.is_empty());
     }
@@ -298,7 +314,7 @@ mod tests {
             l.get_mut(seq).unwrap().progress = Progress::Queued(end);
         }
         l.flush(10);
-        assert_eq!(l.pop_done(10).unwrap().1, CompletionStatus::Success);
-        assert_eq!(l.pop_done(10).unwrap().1, CompletionStatus::WrFlush);
+        assert_eq!(pop_done(&mut l, 10).unwrap().1, CompletionStatus::Success);
+        assert_eq!(pop_done(&mut l, 10).unwrap().1, CompletionStatus::WrFlush);
     }
 }

@@ -52,7 +52,7 @@ pub(super) struct Requester {
     sq: SendConsumer,
     /// Every request completes with a CQE, even an unsignaled one that succeeds (`sq_sig_all`).
     signal_all: bool,
-    /// A request taken from the queue that waits for a fence or for room within ORD.
+    /// A request taken from the queue that waits for a fence, for room within ORD or for a CQ slot.
     fenced: Option<SendEntry>,
     in_flight: InFlight,
     /// CQ slots reserved and not yet held by a request in flight.
@@ -383,6 +383,6 @@ impl Requester {
 
     /// Returns the number of CQ slots reserved or held by requests in flight.
     pub(super) fn held_slots(&self) -> u32 {
-        self.slots + count(self.in_flight.len())
+        self.slots + self.in_flight.slots()
     }
 }

@@ -140,7 +140,7 @@ impl Requester {
         Ok(false)
     }
 
-    /// Takes the next request, with a CQ slot reserved for it.
+    /// Takes the next request, with a CQ slot reserved for it if it is signaled.
     #[inline(always)]
     pub(super) fn take_request(
         &mut self,
@@ -148,17 +148,40 @@ impl Requester {
         engine: &mut EngineState,
     ) -> Result<Option<SendEntry>, RequestError> {
         //= RDMAP-5.5-13
-        if let Some(fenced) = self.fenced.take() {
-            return Ok(Some(fenced));
-        }
-        if self.left_to_send == Some(0) {
+        let fenced = self.fenced.take();
+        let pending = if fenced.is_some() { 1 } else { self.left_to_take()? };
+        if pending == 0 {
             return Ok(None);
+        }
+        let entry = match fenced {
+            Some(fenced) => fenced,
+            None => match self.take_posted()? {
+                Some(entry) => entry,
+                None => return Ok(None),
+            },
+        };
+        if self.signals(&entry)
+            && !self.have_slot(pending, core, engine).map_err(RequestError::Cq)?
+        {
+            self.fenced = Some(entry);
+            return Ok(None);
+        }
+        Ok(Some(entry))
+    }
+
+    /// Returns the number of posted requests that may be taken.
+    #[inline(always)]
+    fn left_to_take(&mut self) -> Result<u32, RequestError> {
+        if self.left_to_send == Some(0) {
+            return Ok(0);
         }
         let pending = self.sq.pending().map_err(RequestError::Queue)?;
-        let pending = self.left_to_send.map_or(pending, |left| pending.min(left));
-        if pending == 0 || !self.have_slot(pending, core, engine).map_err(RequestError::Cq)? {
-            return Ok(None);
-        }
+        Ok(self.left_to_send.map_or(pending, |left| pending.min(left)))
+    }
+
+    /// Takes the next request from the queue.
+    #[inline(always)]
+    fn take_posted(&mut self) -> Result<Option<SendEntry>, RequestError> {
         if let Some(left) = &mut self.left_to_send {
             *left -= 1;
         }
@@ -167,7 +190,6 @@ impl Requester {
         match self.sq.take(&mut self.elements) {
             Ok(entry) => Ok(entry),
             Err(TakeError::Entry(error)) => {
-                self.slots -= 1;
                 let kind = SendOpcode::from_u8(error.opcode).unwrap_or(SendOpcode::Send);
                 let seq = self.in_flight.push(Request::new(error.wr_id, kind, true));
                 Err(RequestError::Failed { seq, reason: Reason::Entry(error.malformed) })
@@ -206,21 +228,26 @@ impl Requester {
 
     /// Returns unused slots at the end of a turn.
     pub(in crate::engine) fn return_slots(&mut self, core: &QpCore, engine: &mut EngineState) {
-        // A fenced request keeps the slot it was taken with.
-        let keep = u32::from(self.fenced.is_some());
-        let spare = self.slots.saturating_sub(keep);
-        self.slots -= spare;
+        let spare = std::mem::take(&mut self.slots);
         engine.unreserve(&core.send_cq, spare);
     }
 
-    /// Puts a request in flight, with the slot reserved for it. Returns its sequence number.
+    /// Puts a request in flight, with the slot reserved for it if it is signaled. Returns its
+    /// sequence number.
     pub(super) fn push_in_flight(&mut self, entry: &SendEntry) -> u64 {
         let h = &entry.header;
-        let flags = SendFlags::from_bits_truncate(h.flags);
-        let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
+        let signaled = self.signals(entry);
         let kind = SendOpcode::from_u8(h.opcode).unwrap_or(SendOpcode::Send);
-        self.slots -= 1;
-        self.in_flight.push(Request::new(h.wr_id, kind, signaled))
+        self.slots -= u32::from(signaled);
+        let request = Request::new(h.wr_id, kind, signaled);
+        self.in_flight.push(Request { has_slot: signaled, ..request })
+    }
+
+    /// Returns true if the request completes with a CQE even if it succeeds.
+    #[inline]
+    fn signals(&self, entry: &SendEntry) -> bool {
+        let flags = SendFlags::from_bits_truncate(entry.header.flags);
+        self.signal_all || flags.contains(SendFlags::SIGNALED)
     }
 
     /// Starts a request and consumes one reserved slot. Returns true if a message is in progress.

@@ -56,9 +56,9 @@ fn a_full_cq_stalls_the_send_queue() {
 }
 
 #[test]
-fn slots_freed_by_others_wake_waiters() {
-    // Two QPs on one CQ. The first holds all slots with unsignaled requests, which the client does
-    // not see. On one worker, and on two.
+fn unsignaled_requests_hold_no_slots() {
+    // Two QPs on one CQ. The first has more requests in flight than the CQ has slots. On one
+    // worker, and on two.
     for on in [0, 1] {
         let mut w = World::new(&[2, 1]);
         let a = w.app(0);
@@ -74,18 +74,41 @@ fn slots_freed_by_others_wake_waiters() {
         w.settle();
         let one = w.any_mr(1, 1);
         let other = w.any_mr(3, 1);
+        (0..6).for_each(|n| w.recv(0, n, &[]));
         w.links[0].pipes[0].window = 0;
         let silent: Vec<Wr> =
-            (0..8).map(|n| Wr::write(n, &[], &one, 0).inline(b"x").unsignaled()).collect();
+            (0..12).map(|n| Wr::write(n, &[], &one, 0).inline(b"x").unsignaled()).collect();
         w.post(0, &silent);
-        assert_eq!(w.apps[0].cqs[0].cq.usage().1, 8);
+        assert_eq!(w.apps[0].cqs[0].cq.usage().1, 0);
+        w.post(1, &(0..6).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
         w.post(2, &[Wr::write(9, &[], &other, 0).inline(b"y")]);
-        assert_eq!(other.bytes(), [0], "no slot is free");
+        let mut expected: Vec<_> = (0..6).map(|n| format!("{n} Receive")).collect();
+        expected.push("9 RdmaWrite".to_owned());
+        assert_eq!(w.completions(0), expected, "worker {on}");
         w.links[0].pipes[0].window = 1 << 20;
         w.settle();
-        assert_eq!(w.completions(0), ["9 RdmaWrite"], "worker {on}");
-        assert_eq!(other.bytes(), *b"y");
-        assert_eq!(w.apps[0].cqs[0].cq.usage(), (0, 0, 1));
+        assert_eq!(w.apps[0].cqs[0].cq.usage(), (0, 0, 7));
+        w.abort(0);
+        assert_eq!(w.completions(0), [""; 0], "all have succeeded");
+    }
+}
+
+#[test]
+fn a_failed_unsignaled_request_waits_for_room() {
+    for wiring in Wiring::both() {
+        let mut w = with_small_cq(wiring, 4, 64);
+        let to = w.any_mr(B, 1);
+        w.post(A, &(0..4).map(|n| Wr::write(n, &[], &to, 0)).collect::<Vec<_>>());
+        let invalid = Sge { addr: 0, length: 1, lkey: 1 };
+        let requests = [(5, &[invalid][..]), (6, &[])];
+        w.post(A, &requests.map(|(n, sges)| Wr::write(n, sges, &to, 0).unsignaled()));
+        let mut found = w.poll_cq(0, 0, 4);
+        w.advance(std::time::Duration::from_millis(10));
+        w.settle();
+        found.extend(w.poll_cq(0, 0, 4));
+        let mut expected: Vec<_> = (0..4).map(|n| format!("{n} RdmaWrite")).collect();
+        expected.extend(["5 RdmaWrite LocalProtection", "6 RdmaWrite WrFlush"].map(str::to_owned));
+        assert_eq!(found, expected, "{wiring:?}");
     }
 }
 
