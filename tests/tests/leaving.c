@@ -1,0 +1,205 @@
+// Checks what a requester sees when its peer leaves under traffic: the peer's process is killed or
+// exits, or destroys its QPs and deregisters its memory. The command line names the way to leave.
+// Prints "done" on success.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MUST(what)                                                                                  \
+    do {                                                                                            \
+        errno = 0;                                                                                  \
+        if (!(what)) {                                                                              \
+            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            exit(1);                                                                                \
+        }                                                                                           \
+    } while (0)
+
+enum {
+    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+          IBV_ACCESS_REMOTE_ATOMIC,
+    QPS = 16,
+    DEPTH = 16,
+    LENGTH = 1 << 16,
+    DEADLINE = 120, // seconds, for completions that should come at once
+};
+
+// Attributes that each process sends to the other.
+struct address {
+    union ibv_gid gid;
+    uint32_t qp[QPS];
+    uint32_t rkey;
+    uint64_t bytes;
+};
+
+static struct ibv_context *context;
+static struct ibv_cq *cq;
+static struct ibv_qp *qp[QPS];
+static struct ibv_mr *mr;
+static char *bytes;
+
+static void open_all(struct address *own)
+{
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    MUST(list);
+    for (int n = 0; n < count && !context; n++)
+        if (list[n]->transport_type == IBV_TRANSPORT_IB)
+            context = ibv_open_device(list[n]);
+    ibv_free_device_list(list);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    MUST(pd && !ibv_query_gid(context, 1, 0, &own->gid));
+    MUST((cq = ibv_create_cq(context, 2 * QPS * DEPTH, NULL, NULL, 0)) != NULL);
+    MUST((bytes = calloc(1, LENGTH)) != NULL && (mr = ibv_reg_mr(pd, bytes, LENGTH, ALL)));
+    own->rkey = mr->rkey;
+    own->bytes = (uintptr_t)bytes;
+    for (int n = 0; n < QPS; n++) {
+        struct ibv_qp_init_attr a = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
+        a.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 1, 1, 0};
+        MUST((qp[n] = ibv_create_qp(pd, &a)) != NULL);
+        own->qp[n] = qp[n]->qp_num;
+        struct ibv_qp_attr to = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL};
+        int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        MUST(!ibv_modify_qp(qp[n], &to, mask));
+    }
+}
+
+static void connect_all(const struct address *peer)
+{
+    for (int n = 0; n < QPS; n++) {
+        struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024};
+        a.dest_qp_num = peer->qp[n];
+        a.max_dest_rd_atomic = a.max_rd_atomic = 4;
+        a.min_rnr_timer = 1;
+        a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
+        a.ah_attr.grh = (struct ibv_global_route){.dgid = peer->gid, .hop_limit = 64};
+        int to_rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+        MUST(!ibv_modify_qp(qp[n], &a, to_rtr));
+        a.qp_state = IBV_QPS_RTS;
+        a.timeout = 10;
+        a.retry_cnt = 1;
+        a.rnr_retry = 7;
+        int to_rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+        MUST(!ibv_modify_qp(qp[n], &a, to_rts));
+    }
+}
+
+static void send_one(int n, const struct address *peer, int round)
+{
+    static const int opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
+                                  IBV_WR_SEND};
+    struct ibv_send_wr wr = {.wr_id = n, .opcode = opcodes[n % 4]}, *bad;
+    uint32_t length = n % 4 == 2 ? 8 : round % 2 ? 64 : LENGTH / 2;
+    struct ibv_sge sge = {(uintptr_t)bytes, length, mr->lkey};
+    wr.sg_list = &sge;
+    wr.num_sge = 1;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    if (n % 4 == 2) {
+        wr.wr.atomic.remote_addr = peer->bytes;
+        wr.wr.atomic.rkey = peer->rkey;
+    } else {
+        wr.wr.rdma.remote_addr = peer->bytes;
+        wr.wr.rdma.rkey = peer->rkey;
+    }
+    MUST(!ibv_post_send(qp[n], &wr, &bad));
+}
+
+static void receive_one(int n)
+{
+    struct ibv_sge sge = {(uintptr_t)bytes, LENGTH, mr->lkey};
+    struct ibv_recv_wr wr = {.wr_id = n, .sg_list = &sge, .num_sge = 1}, *bad;
+    MUST(!ibv_post_recv(qp[n], &wr, &bad));
+}
+
+// Keeps requests outstanding on all QPs until each has failed.
+static void request_until_all_failed(const struct address *peer, int under_way)
+{
+    int failed = 0;
+    int done[QPS] = {0};
+    int has_failed[QPS] = {0};
+    for (int n = 0; n < QPS; n++)
+        for (int k = 0; k < DEPTH / 2; k++)
+            send_one(n, peer, k);
+    time_t until = time(NULL) + DEADLINE;
+    int notified = 0;
+    while (failed < QPS) {
+        struct ibv_wc wc;
+        int got = ibv_poll_cq(cq, 1, &wc);
+        MUST(got >= 0 && time(NULL) < until);
+        if (!got)
+            continue;
+        int n = (int)wc.wr_id;
+        if (wc.status == IBV_WC_SUCCESS) {
+            MUST(!has_failed[n]);
+            send_one(n, peer, ++done[n]);
+            int least = done[0];
+            for (int k = 1; k < QPS; k++)
+                least = done[k] < least ? done[k] : least;
+            if (least >= 8 && !notified++)
+                MUST(write(under_way, "x", 1) == 1);
+        } else if (!has_failed[n]) {
+            has_failed[n] = 1;
+            failed++;
+            if (wc.status != IBV_WC_RETRY_EXC_ERR)
+                printf("QP %d, opcode %d: %s\n", n, n % 4, ibv_wc_status_str(wc.status));
+            MUST(wc.status == IBV_WC_RETRY_EXC_ERR);
+        } else {
+            MUST(wc.status == IBV_WC_WR_FLUSH_ERR);
+        }
+    }
+}
+
+static void respond(const char *way, int under_way)
+{
+    for (int n = 3; n < QPS; n += 4)
+        for (int k = 0; k < DEPTH; k++)
+            receive_one(n);
+    struct ibv_wc wc;
+    char c;
+    // The pipe does not block.
+    while (read(under_way, &c, 1) != 1)
+        if (ibv_poll_cq(cq, 1, &wc) == 1) {
+            MUST(wc.status == IBV_WC_SUCCESS);
+            receive_one((int)wc.wr_id);
+        }
+    if (!strcmp(way, "kill"))
+        raise(SIGKILL);
+    if (!strcmp(way, "exit"))
+        exit(0);
+    for (int n = 0; n < QPS; n++)
+        MUST(!ibv_destroy_qp(qp[n]));
+    MUST(!ibv_dereg_mr(mr));
+    exit(0);
+}
+
+int main(int count, char **arguments)
+{
+    MUST(count == 2);
+    int up[2], down[2], under_way[2];
+    MUST(!pipe(up) && !pipe(down) && !pipe2(under_way, O_NONBLOCK));
+    struct address own, peer;
+    pid_t child = fork();
+    int *out = child ? down : up, *in = child ? up : down;
+    open_all(&own);
+    MUST(write(out[1], &own, sizeof own) == sizeof own);
+    MUST(read(in[0], &peer, sizeof peer) == sizeof peer);
+    connect_all(&peer);
+    if (child) {
+        request_until_all_failed(&peer, under_way[1]);
+        int status;
+        MUST(waitpid(child, &status, 0) == child);
+        puts("done");
+    } else {
+        respond(arguments[1], under_way[0]);
+    }
+}
