@@ -236,11 +236,15 @@ static void handles(void)
     CHECK(ah && ah->pd == pd && ah->context == by_hand);
     CHECK(ibv_dealloc_pd(pd) == EBUSY);
     CHECK(ibv_destroy_ah(ah) == 0);
-    struct ibv_ah_attr bad[] = {route, route, route};
+    static const union ibv_gid v4 = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
+    static const union ibv_gid v6 = {.raw = {0xfe, 0x80, [15] = 1}};
+    struct ibv_ah_attr bad[] = {route, route, route, route};
     bad[0].is_global = 0;
     bad[1].port_num = 2;
     bad[2].grh.sgid_index = port.gid_tbl_len;
-    for (int i = 0; i < 3; i++)
+    // The destination is not of the address family of the source.
+    bad[3].grh.dgid = memcmp(&route.grh.dgid, &v4, 12) ? v4 : v6;
+    for (int i = 0; i < 4; i++)
         CHECK(ibv_create_ah(pd, &bad[i]) == NULL && errno == EINVAL);
 }
 

@@ -127,6 +127,12 @@ pub(crate) fn check_route(attributes: &ibv_ah_attr, gids: &[GidRow]) -> Result<(
     if gids[usize::from(index)].gid.is_zero() {
         return Err(invalid!("grh.sgid_index {index}: the entry is empty"));
     }
+    // As in the kernel, which finds no route in this case.
+    let from = gids[usize::from(index)].gid.address();
+    let to = route(attributes).gid.address();
+    if from.is_ipv4() != to.is_ipv4() {
+        return Err(invalid!("grh.sgid_index {index} is {from}, grh.dgid {to}: not one family"));
+    }
     Ok(())
 }
 
