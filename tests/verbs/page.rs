@@ -49,7 +49,7 @@ fn page() -> String {
     of_wires(&mut text).expect("writing to a String succeeds");
     of_mpi(&mut text).expect("writing to a String succeeds");
     of_rdma_core(&mut text).expect("writing to a String succeeds");
-    text + OF_CRATES
+    text + BY_HAND
 }
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
@@ -168,8 +168,8 @@ fn of_rdma_core(text: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-/// Results of `tests/verbs/crates`, which takes minutes to build.
-const OF_CRATES: &str = "
+/// Results of `tests/verbs/crates` and of suites that were run by hand.
+const BY_HAND: &str = "
 ## crates.io
 
 `tests/verbs/crates` downloads and builds these crates, and runs them on one daemon, on either path.
@@ -198,4 +198,24 @@ Entered by hand: the wheels come from PyPI, and are not part of the tests.
 | --- | --- | --- | --- |
 | nixl-cu12 1.5.1 | `libibverbs-1de1263b.so.1.14.48.0`, beside UCX and libmlx5 | two agents, a write of host memory by UCX (`UCX_TLS=rc,ud`) on `rnicd1` | pass; without `rnic-run` there is no device |
 | mooncake-transfer-engine 0.3.13 | none: it needs the system's `libibverbs.so.1` | two engines with `rdma`, a write of host memory on `rnicd1`, with a stub for the driver of graphics cards | pass |
+
+## Suites of other projects
+
+Projects whose CI runs on the kernel's rxe, run by hand on 2026-11-27, over the direct path and over
+TCP unless stated otherwise. The sources are unchanged. The configuration has the default addresses
+and `name = \"rxe_0\"` in `[wired]`, and the suite sees only this device: `rnic-run --devices
+rxe_0 COMMAND`. The commands are those of the CI.
+
+| suite | command | passed | failed or skipped, and why |
+| --- | --- | --- | --- |
+| rust-rdma-io, commit f7331ca | `cargo test --workspace`, one thread | 202 | skipped: 3, which need a malicious peer or an adapter that forges keys (they skip themselves on rxe too); 1 is ignored by the suite. `read_ring_ooo_repost_no_overwrite` assumes that one of 41 posted Writes completes before the next poll, and fails on a busy CPU; 8 of 8 runs pass if the daemon has a real-time priority |
+| rust-ibverbs 0.9.2, commit 2958654 | `cargo test --test loopback -- --ignored`, without the `--skip`s of its CI for rxe | 33 | |
+| rust-ibverbs 0.9.2, commit 2958654 | `cargo test --features rdmacm --test rdmacm -- --ignored` | 3 | |
+| ruapc 0.2.0-alpha.4, commit 101728d | `RUAPC_PREFER_RXE=1 cargo test --all-features` | 405 | not run: `trybuild`, which only compiles programs |
+| sideway, commit 9b7dcb4, direct path | `cargo test`, `show_gids`, `ibv_devinfo`, `rc_pingpong`, `rc_pingpong_split`, `cmtime` | 67 tests, 5 programs | not run: `compiletest`, which only compiles programs. `test_iterations` makes a device of its own and expects `ibv_get_device_name` to read its name: only devices of `ibv_get_device_list` have names here |
+| valkey, commit 55bbbe0 | `runtest-rdma`, without `--install-rxe` (`make BUILD_RDMA=module`) | all | |
+| rpma, commit f52c00d | `examples/run-all-examples.sh` | 17 of 17 | over TCP, `09scch-flush-to-persistent-GPSPM` fails in a third of the runs: it expects the completion of its Send before the answer of the peer is received. An adapter completes them in this order, because the acknowledgement precedes the answer; over TCP the answer may overtake it |
+| dapl2-utils 2.1.10, direct path | `dtest -b 4096`, providers `ofa-v2-cma` and `ofa-v2-scm` | 2 | `ofa-v2-ucm`: the client needs the QP number and LID of the server, which Ethernet does not have |
+| perftest 4.5, direct path | 25 further modes: `-x 0`, `-R`, `-R -e`, `-b -t 16 -Q 8`, UC, UD | 25 | |
+| infiniband-diags 44.0 | `ibstat`, `ibstatus` | 2 | `perfquery`, `ibaddr`, `sminfo`: they need `/dev/infiniband/umad0`, which RoCE devices without a subnet manager do not use |
 ";
