@@ -208,7 +208,7 @@ rxe_0 COMMAND`. The commands are those of the CI.
 
 | suite | command | passed | failed or skipped, and why |
 | --- | --- | --- | --- |
-| rust-rdma-io, commit f7331ca | `cargo test --workspace`, one thread | 202 | skipped: 3, which need a malicious peer or an adapter that forges keys (they skip themselves on rxe too); 1 is ignored by the suite. `read_ring_ooo_repost_no_overwrite` assumes that one of 41 posted Writes completes before the next poll, and fails on a busy CPU; 8 of 8 runs pass if the daemon has a real-time priority |
+| rust-rdma-io, commit f7331ca | `cargo test --workspace`, one thread | 202 | skipped: 3, which need a malicious peer or an adapter that forges keys (they skip themselves on rxe too); 1 is ignored by the suite. `read_ring_ooo_repost_no_overwrite` assumes that one of 41 posted Writes completes before the next poll: it fails in most runs with a debug build of the daemon on a shared CPU, and passes in 8 of 8 if the daemon has a real-time priority |
 | rust-ibverbs 0.9.2, commit 2958654 | `cargo test --test loopback -- --ignored`, without the `--skip`s of its CI for rxe | 33 | |
 | rust-ibverbs 0.9.2, commit 2958654 | `cargo test --features rdmacm --test rdmacm -- --ignored` | 3 | |
 | ruapc 0.2.0-alpha.4, commit 101728d | `RUAPC_PREFER_RXE=1 cargo test --all-features` | 405 | not run: `trybuild`, which only compiles programs |
