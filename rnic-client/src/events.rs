@@ -49,9 +49,10 @@ impl Subject {
             Event::SrqLimit { srq, .. }
             | Event::SrqError { srq, .. }
             | Event::SrqUnfair { srq, .. } => Subject::Srq(srq),
-            Event::EventsLost { .. } | Event::Detached { .. } | Event::GidsChanged => {
-                Subject::Session
-            }
+            Event::EventsLost { .. }
+            | Event::Detached { .. }
+            | Event::GidsChanged
+            | Event::DevicesChanged => Subject::Session,
         }
     }
 }
@@ -257,7 +258,10 @@ impl Events {
                 }
             }
             // Keeps only the latest of each kind, because the program may not read events.
-            Event::SrqLimit { .. } | Event::SrqUnfair { .. } | Event::GidsChanged => {
+            Event::SrqLimit { .. }
+            | Event::SrqUnfair { .. }
+            | Event::GidsChanged
+            | Event::DevicesChanged => {
                 let same = |e: &Event| std::mem::discriminant(e) == std::mem::discriminant(&event);
                 let waiting = &mut self.waiting;
                 state.waiting.retain(|n| {

@@ -161,10 +161,10 @@ pub use stream::Stream;
 pub use window::MemoryWindow;
 
 pub use rnic_abi::abi::control::{
-    ClientRow, CqRow, DeviceAttributes, Diagnosis, DiagnosisKind, DisconnectReason, Event,
-    EventRecord, Features, GidRow, LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow,
-    PAGE_ROWS, PdRow, QpCounters, QpRow, RcOffer, RcPeer, Refusal, Rows, Sending, SrqRow,
-    StatusInfo, WindowRow, Wiring,
+    ClientRow, CqRow, DeviceAttributes, DeviceKind, DeviceRow, Diagnosis, DiagnosisKind,
+    DisconnectReason, Event, EventRecord, Features, GidRow, LimitRow, ListKind, ListenerRow,
+    MAX_PRIVATE_DATA, MrRow, NO_GID, PAGE_ROWS, PdRow, QpCounters, QpRow, RcOffer, RcPeer, Refusal,
+    Rows, Sending, SrqRow, StatusInfo, WindowRow, Wiring,
 };
 pub use rnic_abi::abi::queue::Sge;
 pub use rnic_abi::roce::{PortSpace, ServiceId};

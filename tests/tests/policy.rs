@@ -264,7 +264,11 @@ fn device_identity_is_fixed_at_start() {
     let daemon = Daemon::start(text);
     let context = Context::open_at(daemon.socket()).unwrap();
     let device = context.device().unwrap();
-    let identity = |d: &DeviceAttributes| (d.vendor_id, d.vendor_part_id, d.hw_ver, d.guid);
+    let iwarp = |d: &DeviceAttributes| d.devices.last().cloned().expect("the iWARP device");
+    let identity = |d: &DeviceAttributes| {
+        let row = iwarp(d);
+        (row.vendor_id, row.vendor_part_id, d.hw_ver, d.guid)
+    };
     let written = (0x2c9, 4119, 3, 0x0200_5e00_5301_0001);
     assert_eq!((device.name.as_str(), identity(&device)), ("mlx", written));
     assert_eq!((device.max_srq_wr, device.max_backlog), (512, 9));
@@ -288,12 +292,19 @@ fn default_device_identity_is_stable() {
     let start = |config: &str| Daemon::start(config);
     let first = start("");
     let again = start("");
-    let other = start("[device]\nname = \"rnicd1\"\n");
+    let other = start("[device]\nname = \"rnicd7\"\n");
     let first = device(&first);
     let again = device(&again);
     let other = device(&other);
-    assert_eq!((first.vendor_id, first.vendor_part_id, first.hw_ver), (0x02_524e, 0, 0));
-    assert_eq!(first.guid, again.guid);
+    for device in &first.devices {
+        assert_eq!((device.vendor_id, device.vendor_part_id), (0x02_524e, 0));
+    }
+    assert_eq!(first.hw_ver, 0);
+    // The GIDs of the RoCE device may change with the addresses of the host.
+    let guids = |d: &DeviceAttributes| d.devices.iter().map(|row| row.guid).collect::<Vec<_>>();
+    assert_eq!((first.guid, guids(&first)), (again.guid, guids(&again)));
+    assert_ne!(first.devices[0].guid, first.guid);
+    assert_ne!(first.devices[0].guid, other.devices[0].guid);
     assert_ne!(first.guid, other.guid);
     assert!(first.guid >> 32 != 0 && first.guid << 32 != 0, "{:#x}", first.guid);
 }

@@ -340,7 +340,7 @@ fn failures_have_the_exit_codes_of_env() {
         (
             &["--devices", "rnicd9", "true"],
             125,
-            "no device \"rnicd9\"; this daemon has rnicd0 and rnicd1",
+            "no device \"rnicd9\"; this daemon has rnicd1, rnicd0",
         ),
         (&["--devices", "rnicd1, rnicd0", "true"], 0, ""),
         (&["--as", "mlx5", "true"], 2, "[possible values: rxe, siw]"),

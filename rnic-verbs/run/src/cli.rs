@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Parser;
+use rnic_client::{DeviceKind, DeviceRow};
 
 use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon};
@@ -38,7 +39,7 @@ struct Cli {
     /// Daemon to start if needed [default: rnicd beside this program, else in PATH].
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
-    /// The kernel driver whose device the program expects: rxe shows the RoCE device, which has
+    /// The kernel driver whose devices the program expects: rxe shows the RoCE devices, which have
     /// everything (RC, UC and UD, with and without rdma_cm), siw the iWARP device [default: the
     /// devices in RNIC_DEVICES, else rxe].
     #[arg(long = "as", value_name = "DRIVER", conflicts_with = "devices")]
@@ -118,8 +119,8 @@ enum RunError {
     NotServed(#[from] check::Refusal),
     #[error(transparent)]
     NotShown(#[from] MountError),
-    #[error("--devices: there is no device {name:?}; this daemon has {}", devices.join(" and "))]
-    NoDevice { name: String, devices: [String; 2] },
+    #[error("--devices: there is no device {name:?}; this daemon has {devices}")]
+    NoDevice { name: String, devices: String },
 }
 
 impl RunError {
@@ -254,24 +255,29 @@ fn show(cli: &Cli) -> Result<Shown, RunError> {
     let Some((tree, devices)) = ensure_daemon(cli)? else { return Ok(Shown::default()) };
     let wanted = cli.devices.as_ref().map(|names| names.to_string_lossy());
     let mut names = wanted.iter().flat_map(|names| names.split(',')).map(str::trim);
-    if let Some(name) = names.find(|name| !devices.iter().any(|device| device == name)) {
-        return Err(RunError::NoDevice { name: name.to_owned(), devices });
+    if let Some(name) = names.find(|name| !devices.iter().any(|device| device.name == *name)) {
+        let known: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        return Err(RunError::NoDevice { name: name.to_owned(), devices: known.join(", ") });
     }
-    let [iwarp, roce] = devices;
+    let of_kind = |kind| {
+        let devices = devices.iter().filter(|device| device.kind == kind);
+        let names: Vec<&str> = devices.map(|device| device.name.as_str()).collect();
+        OsString::from(names.join(","))
+    };
     let named = || std::env::var_os(DEVICES_VARIABLE);
     let devices = match (cli.driver, &cli.devices) {
-        (Some(Driver::Rxe), _) => Some(roce.into()),
-        (Some(Driver::Siw), _) => Some(iwarp.into()),
+        (Some(Driver::Rxe), _) => Some(of_kind(DeviceKind::Roce)),
+        (Some(Driver::Siw), _) => Some(of_kind(DeviceKind::Iwarp)),
         (None, Some(names)) => Some(names.clone()),
-        (None, None) => named().is_none().then(|| roce.into()),
+        (None, None) => named().is_none().then(|| of_kind(DeviceKind::Roce)),
     };
     // The preload library compares working directories with this path, so it has no links.
     let tree = tree.map(|tree| std::fs::canonicalize(&tree).unwrap_or(tree));
     Ok(Shown { tree, devices })
 }
 
-/// Directory with a daemon's device files, if there is one, and the names of its devices.
-type Serving = (Option<PathBuf>, [String; 2]);
+/// Directory with a daemon's device files, if there is one, and its devices.
+type Serving = (Option<PathBuf>, Vec<DeviceRow>);
 
 /// Ensures that a daemon serves this user. Returns `None` if it has exited again.
 fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {

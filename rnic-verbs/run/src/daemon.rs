@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rnic_client::{AdmissionError, Context, Error, StatusInfo};
+use rnic_client::{AdmissionError, Context, DeviceRow, Error, StatusInfo};
 
 use crate::outlive;
 
@@ -28,8 +28,8 @@ pub enum Probe {
         pid: u32,
         /// Directory with its device files, if there is one.
         tree: Option<PathBuf>,
-        /// Names of its devices.
-        devices: [String; 2],
+        /// Its devices.
+        devices: Vec<DeviceRow>,
         /// Its status.
         status: Box<StatusInfo>,
     },
@@ -129,7 +129,7 @@ pub fn probe() -> Probe {
             pid: status.pid,
             status: Box::new(status),
             tree: Some(PathBuf::from(device.tree)).filter(|tree| tree.is_dir()),
-            devices: [device.name, device.wired_name],
+            devices: device.devices,
         },
         Err(error) => refused(&error, &foreign_socket()),
     }

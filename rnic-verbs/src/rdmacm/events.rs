@@ -96,7 +96,7 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
                     Some(to) => rdma_ud_param {
                         private_data,
                         private_data_len,
-                        ah_attr: attributes_to(to.source, to.gid)?,
+                        ah_attr: attributes_to(arrived.id.gid_index(to.source)?, to.gid)?,
                         qp_num: to.qp.0,
                         qkey: to.q_key,
                     },

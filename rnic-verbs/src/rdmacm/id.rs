@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::PortSpace;
+use rnic_client::{DeviceKind, PortSpace};
 
 use super::ack::acknowledge_own;
 use super::channel::{self, channel, open_device};
@@ -20,7 +20,7 @@ use crate::ffi::handles::{Body, Foreign, Kind, Live, live, publish, withdraw, ze
 use crate::ffi::pointers::{Out, get, set};
 use crate::ffi::socket_address::{from_c, ib_from_c, in_c};
 use crate::verbs::context::{context, mtu_code};
-use crate::verbs::device::{Device, DeviceKind, PORT};
+use crate::verbs::device::{Device, PORT};
 use crate::verbs::device_list;
 use crate::verbs::open::{default_context, default_pd};
 
@@ -125,10 +125,11 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
         set!(to.route.addr.src = shown(source, |form| form.own));
         let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
         if peer.is_some() || !of_none {
-            set!(to.verbs = default_context(&id.device, id.device_kind())?);
+            let adapter = id.adapter()?;
+            set!(to.verbs = default_context(&id.device, &adapter)?);
             // For queue pairs that a program creates without the id.
             if get!(to.pd).is_null() {
-                set!(to.pd = default_pd(&id.device, id.device_kind())?);
+                set!(to.pd = default_pd(&id.device, &adapter)?);
             }
             set!(to.port_num = PORT);
         }
@@ -191,7 +192,9 @@ pub(super) fn create(
     port_space: rdma_port_space,
 ) -> Result<*mut rdma_cm_id, Errno> {
     let device = open_device()?;
-    let service = Service::of(port_space, &device_list::kinds(&device))?;
+    let visible = device_list::visible(&device)?;
+    let kinds: Vec<DeviceKind> = visible.iter().map(|adapter| adapter.kind()).collect();
+    let service = Service::of(port_space, &kinds)?;
     let of_device = device.clone();
     let body = |channel| IdBody::create(of_device, service, channel);
     make(&device, channel, program, port_space, body)

@@ -9,10 +9,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use rnic_client::DeviceKind;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
-
-use crate::verbs::device::DeviceKind;
 
 /// A reserved port, which the kernel assigns to no other program.
 pub(super) struct ReservedPort {

@@ -80,12 +80,13 @@ fn prepare(
     if !get!(id.qp).is_null() {
         return Err(invalid!("the id already has a queue pair"));
     }
+    let adapter = id.id.adapter()?;
     let pd = match (pd.is_null(), get!(id.pd).is_null()) {
         (false, _) => pd,
         (true, false) => get!(id.pd),
-        (true, true) => default_pd(&id.id.device, id.id.device_kind())?,
+        (true, true) => default_pd(&id.id.device, &adapter)?,
     };
-    let context = default_context(&id.id.device, id.id.device_kind())?;
+    let context = default_context(&id.id.device, &adapter)?;
     let found = live::<Arc<PdBody>>(pd)?;
     check_same(Kind::Pd, get!(found.context), context)?;
     let cap = get!(w.cap);

@@ -24,11 +24,23 @@ impl IdBody {
     /// Fills in the attributes for the transition of the id's QP to `to.qp_state`. Returns their
     /// mask. `is_uc` is the type of a QP that the id does not know.
     pub(super) fn rc_attributes(&self, to: &mut ibv_qp_attr, is_uc: bool) -> Result<c_int, Errno> {
+        let source = match to.qp_state {
+            IBV_QPS_RTR => self.state.lock().rc.peer.map(|peer| peer.source),
+            _ => None,
+        };
+        let source = source.map(|source| self.gid_index(source)).transpose()?;
         let mut state = self.state.lock();
         let known = state.own_qp.or(state.qp).and_then(|qp| self.find_qp(qp));
         let is_uc = known.map_or(is_uc, |qp| qp.is_uc());
         let ack_timeout = state.ack_timeout;
-        state.rc.attributes(to, is_uc, ack_timeout)
+        state.rc.attributes(to, is_uc, source.unwrap_or_default(), ack_timeout)
+    }
+
+    /// Returns the index, in the table of the id's device, of a GID in the daemon's table.
+    pub(super) fn gid_index(&self, of_daemon: u16) -> Result<u16, Errno> {
+        let adapter = self.adapter()?;
+        let index = adapter.gids(&self.device.tables()?).of_daemon(of_daemon);
+        index.ok_or_else(|| invalid!("device {} does not have the local address", adapter.name()))
     }
 
     /// Moves the QP of the id to `qp_state`.
@@ -67,8 +79,8 @@ impl IdBody {
         if let Some(peer) = peer {
             return Ok(peer.path_mtu);
         }
-        let rows = self.device.gids.rows(&self.device.context)?;
-        let used = || rows.iter().filter(|row| !row.gid.is_zero());
+        let tables = self.device.tables()?;
+        let used = || tables.gids.iter().filter(|row| !row.gid.is_zero());
         let own = source.and_then(|source| {
             let gid = gid_of(source.ip());
             used().find(|row| row.gid == gid)

@@ -81,7 +81,7 @@ impl RcConnection {
     }
 
     /// Fills in the attributes for the transition to `to.qp_state`, with the kernel's values.
-    /// Returns their mask.
+    /// `source` is the index of the source GID, for RTR. Returns their mask.
     ///
     /// # Errors
     ///
@@ -91,6 +91,7 @@ impl RcConnection {
         &mut self,
         to: &mut ibv_qp_attr,
         is_uc: bool,
+        source: u16,
         ack_timeout: Option<u8>,
     ) -> Result<c_int, Errno> {
         let reads = self.reads.unwrap_or_default();
@@ -108,7 +109,7 @@ impl RcConnection {
             }
             IBV_QPS_RTR => {
                 let peer = self.peer()?;
-                to.ah_attr = attributes_to(peer.source, peer.gid)?;
+                to.ah_attr = attributes_to(source, peer.gid)?;
                 to.ah_attr.grh.hop_limit = HOP_LIMIT;
                 to.path_mtu = mtu_code(peer.path_mtu.into());
                 to.dest_qp_num = peer.qp.0;
@@ -207,7 +208,8 @@ mod tests {
     ) -> Result<(ibv_qp_attr, c_int), i32> {
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = state;
-        let mask = of.attributes(&mut attributes, is_uc, None).map_err(|errno| errno.number())?;
+        let mask =
+            of.attributes(&mut attributes, is_uc, 3, None).map_err(|errno| errno.number())?;
         Ok((attributes, mask))
     }
 
@@ -261,7 +263,7 @@ mod tests {
             let mut attributes: ibv_qp_attr = zeroed();
             attributes.qp_state = IBV_QPS_RTS;
             RcConnection::of_request(&peer, MOST)
-                .attributes(&mut attributes, false, option)
+                .attributes(&mut attributes, false, 0, option)
                 .map(|_| attributes.timeout)
                 .map_err(|errno| errno.number())
         };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rnic_client::{BindOptions, Listener};
 
+use super::devices::device_with;
 use super::events::completed;
 use super::id::{cm_id, show_addresses};
 use super::port::ReservedPort;
@@ -29,6 +30,9 @@ impl IdBody {
                 "{} is a multicast or broadcast address",
                 address.ip()
             ));
+        }
+        if !address.ip().is_unspecified() {
+            device_with(&self.device, self.device_kind(), Some(address.ip()))?;
         }
         let ids = self.ids();
         let service = self.service_of(state.ib);
@@ -170,6 +174,8 @@ impl IdBody {
                     Err(error) => log::debug(|| format!("no source port reserved: {error}")),
                 }
             }
+            // Fails here rather than with the first QP.
+            device_with(&self.device, self.device_kind(), Some(found.ip()))?;
             found.set_port(state.port.as_ref().map_or(bound, ReservedPort::number));
             state.source = Some(found);
             state.peer = Some(peer);

@@ -1,20 +1,19 @@
 //! The service of an id: its device, and the port space on that device.
 
-use rnic_client::PortSpace;
+use rnic_client::{DeviceKind, PortSpace};
 
 use crate::c::*;
 use crate::errno::Errno;
-use crate::verbs::device::DeviceKind;
 
 /// Service of an id. Each has ports of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
     /// Connections of iWARP QPs (`RDMA_PS_TCP`).
     Iwarp,
-    /// Connections of RC QPs (`RDMA_PS_TCP`), or of RC and UC QPs (`RDMA_PS_IB`), on the RoCE
+    /// Connections of RC QPs (`RDMA_PS_TCP`), or of RC and UC QPs (`RDMA_PS_IB`), on a RoCE
     /// device.
     Rc(PortSpace),
-    /// Lookups of UD QPs on the RoCE device (`RDMA_PS_UDP`).
+    /// Lookups of UD QPs on a RoCE device (`RDMA_PS_UDP`).
     Ud,
 }
 
@@ -29,16 +28,16 @@ impl Service {
         port_space: rdma_port_space,
         visible: &[DeviceKind],
     ) -> Result<Service, Errno> {
-        let only_roce = visible == [DeviceKind::Roce];
+        let only_roce = !visible.is_empty() && !visible.contains(&DeviceKind::Iwarp);
         match port_space {
             RDMA_PS_TCP if only_roce => Ok(Service::Rc(PortSpace::Tcp)),
             RDMA_PS_TCP => Ok(Service::Iwarp),
-            // Only the RoCE device has UD QPs.
+            // Only RoCE devices have UD QPs.
             RDMA_PS_UDP => Ok(Service::Ud),
             RDMA_PS_IB if visible.contains(&DeviceKind::Roce) => Ok(Service::Rc(PortSpace::Ib)),
             RDMA_PS_IB => Err(errno!(
                 libc::EPROTONOSUPPORT,
-                "port space {port_space:#x} requires the RoCE device, which RNIC_DEVICES excludes"
+                "port space {port_space:#x} requires a RoCE device, which RNIC_DEVICES excludes"
             )),
             // Multicast.
             RDMA_PS_IPOIB => Err(errno!(
@@ -49,7 +48,7 @@ impl Service {
         }
     }
 
-    /// Returns the device of the service.
+    /// Returns the kind of device of the service.
     pub(super) fn device(self) -> DeviceKind {
         match self {
             Service::Iwarp => DeviceKind::Iwarp,
@@ -105,6 +104,7 @@ mod tests {
         assert_eq!(of(RDMA_PS_TCP, &[iwarp]), Ok(Service::Iwarp));
         assert_eq!(of(RDMA_PS_TCP, &[]), Ok(Service::Iwarp));
         assert_eq!(of(RDMA_PS_TCP, &[roce]), Ok(Service::Rc(PortSpace::Tcp)));
+        assert_eq!(of(RDMA_PS_TCP, &[roce, roce]), Ok(Service::Rc(PortSpace::Tcp)));
         assert_eq!(of(RDMA_PS_IB, &[roce, iwarp]), Ok(Service::Rc(PortSpace::Ib)));
         assert_eq!(of(RDMA_PS_IB, &[iwarp]), Err(libc::EPROTONOSUPPORT));
         assert_eq!(of(RDMA_PS_UDP, &[iwarp]), Ok(Service::Ud));

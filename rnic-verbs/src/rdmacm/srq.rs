@@ -52,14 +52,10 @@ fn pd_for_srq(id: Live<CmIdBody>, named: *mut ibv_pd) -> Result<*mut ibv_pd, Err
     }
     if named.is_null() {
         let own = get!(id.pd);
-        return if own.is_null() {
-            default_pd(&id.id.device, id.id.device_kind())
-        } else {
-            Ok(own)
-        };
+        return if own.is_null() { default_pd(&id.id.device, &id.id.adapter()?) } else { Ok(own) };
     }
     let found = live::<Arc<PdBody>>(named)?;
-    let of = default_context(&id.id.device, id.id.device_kind())?;
+    let of = default_context(&id.id.device, &id.id.adapter()?)?;
     check_same(Kind::Pd, get!(found.context), of)?;
     Ok(named)
 }

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_client::{
-    AddressPair, ConnectionRequest, DatagramAddress, Listener, PortSpace, Qp, QpId, RcPeer,
+    AddressPair, ConnectionRequest, DatagramAddress, DeviceKind, Listener, PortSpace, Qp, QpId, RcPeer,
 };
 
+use super::devices::device_with;
 use super::port::ReservedPort;
 use super::rc_attr::{RcConnection, Reads};
 use super::service::Service;
@@ -17,8 +18,9 @@ use crate::c;
 use crate::errno::Errno;
 use crate::event_queue::EventQueue;
 use crate::ffi::handles::{Body, Foreign, Kind};
+use crate::verbs::adapter::Adapter;
 use crate::verbs::async_events::Unacknowledged;
-use crate::verbs::device::{Device, DeviceKind};
+use crate::verbs::device::Device;
 use crate::verbs::qp::{QpBody, find};
 
 /// An id: one end of a connection, or a listener.
@@ -26,6 +28,8 @@ pub(crate) struct IdBody {
     pub(super) device: Arc<Device>,
     /// Device and port space of the id.
     pub(super) service: Service,
+    /// Device of the id, once its local address is known.
+    adapter: OnceLock<Arc<Adapter>>,
     head: OnceLock<Foreign<c::rdma_cm_id>>,
     /// The channel of its events; `None` once the id is destroyed.
     pub(super) channel: Mutex<Option<Arc<EventChannel>>>,
@@ -164,6 +168,7 @@ impl IdBody {
         Arc::new(IdBody {
             device,
             service,
+            adapter: OnceLock::new(),
             head: OnceLock::new(),
             channel: Mutex::new(Some(channel)),
             unacknowledged: Unacknowledged::default(),
@@ -186,9 +191,24 @@ impl IdBody {
         matches!(self.service, Service::Rc(_))
     }
 
-    /// Returns the device of the id.
+    /// Returns the kind of device of the id.
     pub(crate) fn device_kind(&self) -> DeviceKind {
         self.service.device()
+    }
+
+    /// Returns the device of the id. It is the same from the time when the id has a local address.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`device_with`].
+    pub(crate) fn adapter(&self) -> Result<Arc<Adapter>, Errno> {
+        if let Some(adapter) = self.adapter.get() {
+            return Ok(adapter.clone());
+        }
+        let source = self.state.lock().source.map(|source| source.ip());
+        let source = source.filter(|ip| !ip.is_unspecified());
+        let found = device_with(&self.device, self.device_kind(), source)?;
+        Ok(if source.is_some() { self.adapter.get_or_init(|| found).clone() } else { found })
     }
 
     pub(crate) fn set_head(&self, head: Foreign<c::rdma_cm_id>) {

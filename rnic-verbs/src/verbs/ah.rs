@@ -12,6 +12,7 @@ use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw, zeroed};
 use crate::ffi::pointers::{In, Out, get};
+use crate::verbs::adapter::Gids;
 use crate::verbs::context::context;
 use crate::verbs::device::PORT;
 use crate::verbs::pd::{PdBody, PdUser};
@@ -25,7 +26,7 @@ pub(crate) struct AhBody {
 /// Route of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Route {
-    /// Index of the source GID.
+    /// Index of the source GID in the daemon's table.
     pub(crate) source: u16,
     pub(crate) gid: Gid,
 }
@@ -45,16 +46,13 @@ impl AhBody {
     ///
     /// `EOPNOTSUPP` if the device has no GIDs; `EINVAL` if the attributes have no GRH, or an
     /// invalid port or source GID.
-    pub(crate) fn new(
-        pd: PdUser,
-        attributes: &ibv_ah_attr,
-        gids: &[GidRow],
-    ) -> Result<AhBody, Errno> {
+    pub(crate) fn new(pd: PdUser, attributes: &ibv_ah_attr, gids: &Gids) -> Result<AhBody, Errno> {
         if gids.is_empty() {
             return Err(unsupported!("address handles: the device has no GID to send from"));
         }
         check_route(attributes, gids)?;
-        Ok(AhBody { pd, route: route(attributes) })
+        let Destination { source, gid } = destination(attributes);
+        Ok(AhBody { pd, route: Route { source: gids.to_daemon(source), gid } })
     }
 
     /// Returns the route for a queue pair in this PD.
@@ -70,11 +68,19 @@ impl AhBody {
     }
 }
 
-/// Returns the route in the attributes.
-pub(crate) fn route(attributes: &ibv_ah_attr) -> Route {
+/// The GIDs of an address vector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Destination {
+    /// Index of the source GID in the table of the device.
+    pub(crate) source: u8,
+    pub(crate) gid: Gid,
+}
+
+/// Returns the GIDs in the attributes.
+pub(crate) fn destination(attributes: &ibv_ah_attr) -> Destination {
     let grh = &attributes.grh;
     // SAFETY: both members of the union are 16 bytes that may have any value.
-    Route { source: grh.sgid_index.into(), gid: Gid(unsafe { grh.dgid.raw }) }
+    Destination { source: grh.sgid_index, gid: Gid(unsafe { grh.dgid.raw }) }
 }
 
 /// Returns the attributes of a handle to the sender of a datagram with this GRH
@@ -129,7 +135,7 @@ pub(crate) fn check_route(attributes: &ibv_ah_attr, gids: &[GidRow]) -> Result<(
     }
     // As in the kernel, which finds no route in this case.
     let from = gids[usize::from(index)].gid.address();
-    let to = route(attributes).gid.address();
+    let to = destination(attributes).gid.address();
     if from.is_ipv4() != to.is_ipv4() {
         return Err(invalid!("grh.sgid_index {index} is {from}, grh.dgid {to}: not one family"));
     }

@@ -1,8 +1,6 @@
-//! The device: one session with the daemon, and all objects created with it.
+//! One session with the daemon, its devices, and all objects created with it.
 
 use std::collections::HashMap;
-use std::ffi::c_char;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -11,10 +9,10 @@ use rnic_client::{CompletionChannel, Context, CqId, DeviceAttributes, QpId, SrqI
 
 use crate::c;
 use crate::errno::Errno;
-use crate::ffi::handles::{Foreign, Kind, add, remove, zeroed};
 use crate::memory::regions::Regions;
+use crate::verbs::adapter::Adapter;
 use crate::verbs::async_events::{AsyncEvent, AsyncEvents};
-use crate::verbs::gid_table::GidTable;
+use crate::verbs::device_table::{DeviceTable, Tables};
 use crate::verbs::registry::{AnyCq, AnyQp, AnySrq, ConnectionManager};
 
 /// A session with the daemon, and the objects created with it.
@@ -23,72 +21,38 @@ pub(crate) struct Device {
     owner: u32,
     pub(crate) context: Context,
     pub(crate) attributes: DeviceAttributes,
-    /// The C structures of the two devices, indexed by [`DeviceKind`].
-    heads: [Box<DeviceBlock>; 2],
+    /// The devices that the daemon has, and removed ones that were in use when last listed.
+    adapters: Mutex<Vec<Arc<Adapter>>>,
     contexts: Mutex<Vec<Weak<AsyncEvents>>>,
     /// The channel of CQs without a channel, see [`silent_channel`](Self::silent_channel).
     silent: Mutex<Option<CompletionChannel>>,
-    /// GID table of the RoCE device.
-    pub(crate) gids: GidTable,
+    table: DeviceTable,
     pub(crate) cqs: RwLock<HashMap<CqId, Arc<dyn AnyCq>>>,
     pub(crate) qps: RwLock<HashMap<QpId, Arc<dyn AnyQp>>>,
     pub(crate) srqs: RwLock<HashMap<SrqId, Arc<dyn AnySrq>>>,
     pub(crate) connections: OnceLock<Box<dyn ConnectionManager>>,
     pub(crate) regions: Regions,
-    /// Default objects for ids, by device.
-    defaults: [Defaults; 2],
 }
-
-/// Default objects of one device, for programs that use ids without creating their own. Null until
-/// first used.
-pub(crate) struct Defaults {
-    pub(crate) context: Mutex<Foreign<c::ibv_context>>,
-    pub(crate) pd: Mutex<Foreign<c::ibv_pd>>,
-}
-
-/// The C structure of a device, followed by padding. Provider libraries recognise their own devices
-/// by a pointer at offset 664, after the structure, and read it for any device. The padding makes
-/// it readable, and zeros match no provider.
-#[repr(C, align(32))]
-struct DeviceBlock {
-    device: c::ibv_device,
-    padding: [u64; 16],
-}
-
-// SAFETY: the block holds numbers, characters and null pointers, and is not written after
-// construction.
-unsafe impl Send for DeviceBlock {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceBlock {}
 
 impl Device {
     /// Opens a session with the daemon.
     pub(crate) fn connect() -> Result<Device, Errno> {
         let context = Context::open()?;
         let attributes = context.device()?;
-        let heads = KINDS.map(|kind| {
-            Box::new(DeviceBlock { device: head(&attributes, kind), padding: [0; 16] })
-        });
-        let device = Device {
+        Ok(Device {
             owner: std::process::id(),
             context,
             attributes,
-            heads,
+            adapters: Mutex::default(),
             contexts: Mutex::default(),
             silent: Mutex::default(),
-            gids: GidTable::default(),
+            table: DeviceTable::default(),
             cqs: RwLock::default(),
             qps: RwLock::default(),
             srqs: RwLock::default(),
             connections: OnceLock::new(),
             regions: Regions::default(),
-            defaults: KINDS.map(|_| Defaults {
-                context: Mutex::new(Foreign::NULL),
-                pd: Mutex::new(Foreign::NULL),
-            }),
-        };
-        KINDS.iter().for_each(|kind| add(Kind::Device, device.head(*kind).0.addr()));
-        Ok(device)
+        })
     }
 
     /// Returns true if this process opened the device.
@@ -101,15 +65,32 @@ impl Device {
         self.is_ours() && self.context.is_alive()
     }
 
-    /// Returns the C structure of a device.
-    pub(crate) fn head(&self, kind: DeviceKind) -> Foreign<c::ibv_device> {
-        let block = &self.heads[kind as usize];
-        Foreign(std::ptr::from_ref(&block.device).cast_mut())
+    /// Returns the daemon's tables of devices and GIDs.
+    pub(crate) fn tables(&self) -> Result<Arc<Tables>, Errno> {
+        self.table.tables(&self.context)
     }
 
-    /// Returns the default objects for ids of a device.
-    pub(crate) fn defaults(&self, kind: DeviceKind) -> &Defaults {
-        &self.defaults[kind as usize]
+    /// Returns the devices of the daemon: the RoCE devices, then the iWARP device.
+    pub(crate) fn adapters(&self) -> Result<Vec<Arc<Adapter>>, Errno> {
+        let tables = self.tables()?;
+        let mut known = self.adapters.lock();
+        let listed = tables.devices.iter().map(|row| {
+            if let Some(adapter) = known.iter().find(|adapter| adapter.is(row)) {
+                return adapter.clone();
+            }
+            let adapter = Adapter::new(row.clone(), &self.attributes.tree);
+            known.push(adapter.clone());
+            adapter
+        });
+        let listed: Vec<_> = listed.collect();
+        // The others are removed ones, which a context, a list or an id may still use.
+        known.retain(|adapter| Arc::strong_count(adapter) > 1);
+        Ok(listed)
+    }
+
+    /// Returns the device with this C structure.
+    pub(crate) fn adapter_of(&self, head: *const c::ibv_device) -> Option<Arc<Adapter>> {
+        self.adapters.lock().iter().find(|adapter| std::ptr::eq(adapter.head().0, head)).cloned()
     }
 
     /// Returns the channel of all CQs that the program creates without one. These CQs are never
@@ -122,16 +103,6 @@ impl Device {
         }
         let channel = self.context.create_completion_channel()?;
         Ok(silent.insert(channel).clone())
-    }
-
-    /// Returns the 64-bit GUID of a device, in network byte order.
-    pub(crate) fn guid(&self, kind: DeviceKind) -> u64 {
-        let guid = self.attributes.guid;
-        match kind {
-            DeviceKind::Iwarp => guid.to_be(),
-            // Flips the lowest bit, so that the two devices differ.
-            DeviceKind::Roce => (guid ^ 1).to_be(),
-        }
     }
 
     /// Returns the GID of the iWARP device: an address of this host, IPv4 addresses mapped to IPv6
@@ -184,10 +155,15 @@ impl Device {
         }
     }
 
+    /// Handles a change of the daemon's devices. The next reader of the tables fetches them.
+    pub(crate) fn tables_changed(&self) {
+        self.table.invalidate();
+    }
+
     /// Handles a change of the daemon's GID table. Queues an event for each context that does not
     /// have one already: a program may never fetch them.
     pub(crate) fn gids_changed(&self) {
-        self.gids.invalidate();
+        self.tables_changed();
         for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
             let event = AsyncEvent::of_port(PORT, c::IBV_EVENT_GID_CHANGE);
             events.push_unless(event, |waiting| waiting.kind == c::IBV_EVENT_GID_CHANGE);
@@ -197,52 +173,10 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        for kind in KINDS {
-            remove(Kind::Device, self.head(kind).0.addr());
-        }
         // Ends the event thread, which keeps the session open.
         if self.is_ours() {
             self.context.end_events();
         }
-    }
-}
-
-fn head(attributes: &DeviceAttributes, kind: DeviceKind) -> c::ibv_device {
-    let mut device: c::ibv_device = zeroed();
-    // The file names follow the kernel's `uverbs` devices.
-    let (node, transport, name, file) = match kind {
-        DeviceKind::Iwarp => {
-            (c::IBV_NODE_RNIC, c::IBV_TRANSPORT_IWARP, &attributes.name, "uverbs0")
-        }
-        DeviceKind::Roce => {
-            (c::IBV_NODE_CA, c::IBV_TRANSPORT_IB, &attributes.wired_name, "uverbs1")
-        }
-    };
-    device.node_type = node;
-    device.transport_type = transport;
-    copy_name(&mut device.name, name);
-    copy_name(&mut device.dev_name, file);
-    let tree = if attributes.tree.is_empty() { "/sys" } else { &attributes.tree };
-    copy_name(&mut device.dev_path, &format!("{tree}/class/infiniband_verbs/{file}"));
-    copy_name(&mut device.ibdev_path, &format!("{tree}/class/infiniband/{name}"));
-    device
-}
-
-/// The two devices of the library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceKind {
-    /// The iWARP device, with QPs that connect.
-    Iwarp,
-    /// The RoCE device, with RC, UC and UD QPs.
-    Roce,
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DeviceKind::Iwarp => "iWARP",
-            DeviceKind::Roce => "RoCE",
-        })
     }
 }
 
@@ -251,14 +185,3 @@ pub(crate) const PORT: u8 = 1;
 
 /// Number of completion vectors of the device.
 pub(crate) const VECTORS: u32 = 1;
-
-/// Both devices, in the order of their indices.
-pub(crate) const KINDS: [DeviceKind; 2] = [DeviceKind::Iwarp, DeviceKind::Roce];
-
-/// Copies a name into a C field. Truncates it if necessary, so that a zero byte ends it.
-pub(crate) fn copy_name(field: &mut [c_char], name: &str) {
-    let bytes = name.bytes().take(field.len().saturating_sub(1));
-    for (to, from) in field.iter_mut().zip(bytes) {
-        *to = from as c_char;
-    }
-}

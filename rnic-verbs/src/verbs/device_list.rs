@@ -1,6 +1,5 @@
-//! The devices that a program sees, in order. The RoCE device comes first: programs that take the
-//! first device usually exchange QP numbers themselves, which an iWARP device cannot support.
-//! `RNIC_DEVICES`, a comma-separated list of device names, selects other devices or another order.
+//! The devices that a program sees, in order: the RoCE devices, then the iWARP device, or those in
+//! `RNIC_DEVICES`, a comma-separated list of device names.
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::ptr::{null, null_mut};
@@ -11,58 +10,60 @@ use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Kind, is_live, publish, withdraw};
 use crate::ffi::pointers::Out;
-use crate::verbs::device::{Device, DeviceKind, KINDS};
+use crate::verbs::adapter::Adapter;
+use crate::verbs::device::Device;
 use crate::verbs::session;
 use crate::{log, system};
 
-/// Order without `RNIC_DEVICES`.
-const ORDER: [DeviceKind; 2] = [DeviceKind::Roce, DeviceKind::Iwarp];
-
 /// Returns the devices that the program sees.
-pub(crate) fn kinds(device: &Device) -> Vec<DeviceKind> {
-    let attributes = &device.attributes;
-    let names = [attributes.name.as_str(), &attributes.wired_name];
-    match system::variable(c"RNIC_DEVICES") {
-        None => ORDER.to_vec(),
-        Some(wanted) => named(&wanted, names),
-    }
+pub(crate) fn visible(device: &Device) -> Result<Vec<Arc<Adapter>>, Errno> {
+    let adapters = device.adapters()?;
+    Ok(match system::variable(c"RNIC_DEVICES") {
+        None => adapters,
+        Some(wanted) => named(&wanted, &adapters),
+    })
 }
 
-fn named(wanted: &OsStr, names: [&str; 2]) -> Vec<DeviceKind> {
-    let mut kinds = Vec::new();
+fn named(wanted: &OsStr, adapters: &[Arc<Adapter>]) -> Vec<Arc<Adapter>> {
+    let mut all: Vec<Arc<Adapter>> = Vec::new();
     for name in wanted.to_string_lossy().split(',').map(str::trim) {
-        match names.iter().position(|known| *known == name) {
-            Some(at) if !kinds.contains(&KINDS[at]) => kinds.push(KINDS[at]),
+        match adapters.iter().find(|adapter| adapter.name() == name) {
+            Some(found) if !all.iter().any(|adapter| Arc::ptr_eq(adapter, found)) => {
+                all.push(found.clone());
+            }
             Some(_) => {}
             None => log::debug(|| {
-                let [first, second] = names;
-                format!("RNIC_DEVICES: no device {name:?}; the devices are {first} and {second}")
+                let names: Vec<&str> = adapters.iter().map(|adapter| adapter.name()).collect();
+                format!("RNIC_DEVICES: no device {name:?}; the devices are {}", names.join(", "))
             }),
         }
     }
-    kinds
+    all
 }
 
 /// A device list. It keeps its devices open.
 struct DeviceList {
     _device: Arc<Device>,
+    _adapters: Vec<Arc<Adapter>>,
 }
 
 impl Body for DeviceList {
     /// Null-terminated.
-    type Head = [*mut ibv_device; KINDS.len() + 1];
+    type Head = [*mut ibv_device; MOST + 1];
     const KIND: Kind = Kind::DeviceList;
 }
 
 fn get(count: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
-    let found = session::open();
-    let kinds = found.as_ref().map_or(Vec::new(), |device| kinds(device));
-    count.write(kinds.len() as c_int);
+    let found = session::open().and_then(|device| Ok((visible(&device)?, device)));
+    let shown = found.as_ref().map_or(0, |(adapters, _)| adapters.len().min(MOST));
+    count.write(shown as c_int);
     // `ENOSYS` means no RDMA on this machine: programs with other transports go on without it.
-    let device = found.map_err(|errno| errno.with_number(libc::ENOSYS))?;
-    let mut devices = [null_mut(); KINDS.len() + 1];
-    devices.iter_mut().zip(kinds).for_each(|(place, kind)| *place = device.head(kind).0);
-    Ok(publish(devices, DeviceList { _device: device }).as_ptr().cast())
+    let (adapters, device) = found.map_err(|errno| errno.with_number(libc::ENOSYS))?;
+    let mut devices = [null_mut(); MOST + 1];
+    let places = devices.iter_mut().take(shown);
+    places.zip(&adapters).for_each(|(place, adapter)| *place = adapter.head().0);
+    let list = DeviceList { _device: device, _adapters: adapters };
+    Ok(publish(devices, list).as_ptr().cast())
 }
 
 fn free(list: *mut *mut ibv_device) -> Result<(), Errno> {
@@ -85,8 +86,11 @@ fn name(device: *mut ibv_device) -> *const c_char {
 
 /// Returns the GUID, in network byte order.
 fn guid(device: *mut ibv_device) -> u64 {
-    session::with_head(device).map_or(0, |(device, kind)| device.guid(kind))
+    session::with_head(device).map_or(0, |(_, adapter)| adapter.guid())
 }
+
+/// Maximum number of devices in a list. A daemon has at most 16 RoCE devices and one iWARP device.
+pub(crate) const MOST: usize = 32;
 
 pub(crate) fn no_device(device: *mut ibv_device) -> Errno {
     errno!(libc::ENODEV, "{device:p} is not from ibv_get_device_list")
@@ -101,15 +105,33 @@ entry! {
 
 #[cfg(test)]
 mod tests {
+    use rnic_client::{DeviceKind, DeviceRow};
+
     use super::*;
 
     #[test]
     fn devices_are_listed_as_they_are_named() {
-        let of = |wanted: &str| named(OsStr::new(wanted), ["rnicd0", "rnicd1"]);
-        let [iwarp, roce] = KINDS;
-        assert_eq!(of("rnicd1"), [roce]);
-        assert_eq!(of("rnicd1, rnicd0,rnicd1"), [roce, iwarp]);
-        assert_eq!(of("mlx5_0,rnicd0"), [iwarp]);
-        assert_eq!(of("mlx5_0"), []);
+        let adapter = |name: &str, uverbs| {
+            let row = DeviceRow {
+                name: name.to_owned(),
+                kind: if uverbs == 0 { DeviceKind::Iwarp } else { DeviceKind::Roce },
+                guid: 1,
+                vendor_id: 0,
+                vendor_part_id: 0,
+                interface: String::new(),
+                uverbs,
+                gids: Vec::new(),
+            };
+            Adapter::new(row, "")
+        };
+        let all = [adapter("rxe_0", 1), adapter("rxe_1", 2), adapter("rnicd0", 0)];
+        let of = |wanted: &str| {
+            let named = named(OsStr::new(wanted), &all);
+            named.iter().map(|adapter| adapter.name().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(of("rxe_1"), ["rxe_1"]);
+        assert_eq!(of("rxe_1, rnicd0,rxe_0,rxe_1"), ["rxe_1", "rnicd0", "rxe_0"]);
+        assert_eq!(of("mlx5_0,rnicd0"), ["rnicd0"]);
+        assert!(of("mlx5_0").is_empty());
     }
 }

@@ -65,13 +65,14 @@ fn deliver(device: &Arc<Device>, event: Event) {
         }
         Event::SrqUnfair { .. } => {}
         Event::GidsChanged => device.gids_changed(),
+        Event::DevicesChanged => device.tables_changed(),
         Event::EventsLost { count } => {
             log::debug(|| format!("{count} events were lost"));
             if let Some(connections) = device.connections() {
                 connections.events_lost();
             }
-            // They may have included a change of the table.
-            device.gids.invalidate();
+            // They may have included a change of the devices.
+            device.tables_changed();
         }
         Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),
         event => manage(device, event),

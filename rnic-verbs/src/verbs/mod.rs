@@ -1,6 +1,7 @@
 //! The objects of `<infiniband/verbs.h>`. Each has one file or folder, with its body and its C
 //! functions. [`ops`] lists the operations that C finds in objects.
 
+pub(crate) mod adapter;
 pub(crate) mod ah;
 pub(crate) mod async_events;
 pub(crate) mod channel;
@@ -8,8 +9,8 @@ pub(crate) mod context;
 pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod device_list;
+pub(crate) mod device_table;
 mod event_thread;
-mod gid_table;
 pub(crate) mod mr;
 pub(crate) mod mw;
 pub(crate) mod open;

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{MemoryWindow, WindowKind};
+use rnic_client::{DeviceKind, MemoryWindow, WindowKind};
 
 use crate::c::{self, ibv_mw, ibv_mw_type, ibv_pd};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw};
 use crate::ffi::pointers::get;
-use crate::verbs::device::DeviceKind;
 use crate::verbs::pd::{PdBody, PdUser};
 
 /// A memory window. The program's structure holds its current R_Key.

@@ -6,10 +6,11 @@ use crate::c::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_device, ibv_pd, verbs_con
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Foreign, OfContext, all_of, live, publish, withdraw, zeroed};
+use crate::verbs::adapter::Adapter;
 use crate::verbs::ah::AhBody;
 use crate::verbs::context::{ContextBody, context, start};
 use crate::verbs::cq::CqBody;
-use crate::verbs::device::{Device, DeviceKind, VECTORS};
+use crate::verbs::device::{Device, VECTORS};
 use crate::verbs::mr::MrBody;
 use crate::verbs::mw::MwBody;
 use crate::verbs::pd::{self, PdBody};
@@ -18,13 +19,13 @@ use crate::verbs::srq::SrqBody;
 use crate::verbs::{device_list, ops, session};
 
 /// Opens a context of a device.
-fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_context, Errno> {
-    let opened = ContextBody::open(device.clone(), kind, &ops::SERVED)?;
+fn open(device: &Arc<Device>, adapter: &Arc<Adapter>) -> Result<*mut ibv_context, Errno> {
+    let opened = ContextBody::open(device.clone(), adapter.clone(), &ops::SERVED)?;
     let mut head: verbs_context = zeroed();
     (ops::SERVED.context)(&mut head);
     head.sz = size_of::<verbs_context>();
     let context = &mut head.context;
-    context.device = device.head(kind).0;
+    context.device = adapter.head().0;
     context.cmd_fd = opened.async_events().fd();
     context.async_fd = context.cmd_fd;
     context.num_comp_vectors = VECTORS.cast_signed();
@@ -39,19 +40,22 @@ fn open(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_context, Errn
 /// process ends, because programs keep objects of them.
 pub(crate) fn default_context(
     device: &Arc<Device>,
-    kind: DeviceKind,
+    adapter: &Arc<Adapter>,
 ) -> Result<*mut ibv_context, Errno> {
-    let mut kept = device.defaults(kind).context.lock();
+    let mut kept = adapter.defaults.context.lock();
     if kept.is_null() {
-        *kept = Foreign(open(device, kind)?);
+        *kept = Foreign(open(device, adapter)?);
     }
     Ok(kept.0)
 }
 
 /// Returns the PD of QPs that a program creates without one. It also lasts until the process ends.
-pub(crate) fn default_pd(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut ibv_pd, Errno> {
-    let context = default_context(device, kind)?;
-    let mut kept = device.defaults(kind).pd.lock();
+pub(crate) fn default_pd(
+    device: &Arc<Device>,
+    adapter: &Arc<Adapter>,
+) -> Result<*mut ibv_pd, Errno> {
+    let context = default_context(device, adapter)?;
+    let mut kept = adapter.defaults.pd.lock();
     if kept.is_null() {
         *kept = Foreign(pd::alloc(context)?);
     }
@@ -59,15 +63,15 @@ pub(crate) fn default_pd(device: &Arc<Device>, kind: DeviceKind) -> Result<*mut 
 }
 
 fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
-    let (found, kind) = session::with_head(device).ok_or_else(|| device_list::no_device(device))?;
-    open(&found, kind)
+    let found = session::with_head(device).ok_or_else(|| device_list::no_device(device))?;
+    open(&found.0, &found.1)
 }
 
 /// Closes a context. The context that ids share stays open.
 fn close_device(of: *mut ibv_context) -> Result<(), Errno> {
     let found = context(of)?;
     let device = found.device();
-    if device.defaults(found.kind()).context.lock().0 == of {
+    if found.adapter().defaults.context.lock().0 == of {
         // Current and later ids of the process use it.
         return Ok(());
     }

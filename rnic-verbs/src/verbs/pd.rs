@@ -3,21 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rnic_client::Pd;
+use rnic_client::{DeviceKind, Pd};
 
 use crate::c::{ibv_context, ibv_pd};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Kind, OfContext, live, publish, withdraw};
+use crate::verbs::adapter::Adapter;
 use crate::verbs::context::{ContextBody, context};
-use crate::verbs::device::{Device, DeviceKind};
+use crate::verbs::device::Device;
 
 /// A protection domain.
 pub(crate) struct PdBody {
     device: Arc<Device>,
     pd: Pd,
     /// Device of its queue pairs.
-    kind: DeviceKind,
+    adapter: Arc<Adapter>,
     /// Number of objects in it. The PD cannot be deallocated before it is 0.
     users: AtomicUsize,
 }
@@ -34,8 +35,8 @@ impl PdBody {
     pub(crate) fn allocate(context: &ContextBody) -> Result<Arc<PdBody>, Errno> {
         let device = context.device().clone();
         let pd = device.context.open_pd(None)?;
-        let kind = context.kind();
-        Ok(Arc::new(PdBody { device, pd, kind, users: AtomicUsize::new(0) }))
+        let adapter = context.adapter().clone();
+        Ok(Arc::new(PdBody { device, pd, adapter, users: AtomicUsize::new(0) }))
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -43,8 +44,13 @@ impl PdBody {
     }
 
     /// Returns the device of its queue pairs.
+    pub(crate) fn adapter(&self) -> &Arc<Adapter> {
+        &self.adapter
+    }
+
+    /// Returns the kind of this device.
     pub(crate) fn kind(&self) -> DeviceKind {
-        self.kind
+        self.adapter.kind()
     }
 
     pub(crate) fn client(&self) -> &Pd {

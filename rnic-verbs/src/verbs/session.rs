@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 
 use crate::c::ibv_device;
 use crate::errno::Errno;
-use crate::verbs::device::{Device, DeviceKind, KINDS};
+use crate::verbs::adapter::Adapter;
+use crate::verbs::device::Device;
 use crate::verbs::event_thread;
 
 static CURRENT: Mutex<Option<(u32, Weak<Device>)>> = Mutex::new(None);
@@ -32,9 +33,9 @@ pub(crate) fn open() -> Result<Arc<Device>, Errno> {
     Ok(device)
 }
 
-/// Returns the device and the kind for a C pointer, if it belongs to the current device.
-pub(crate) fn with_head(head: *const ibv_device) -> Option<(Arc<Device>, DeviceKind)> {
+/// Returns the session and the device for a C pointer, if it belongs to the current session.
+pub(crate) fn with_head(head: *const ibv_device) -> Option<(Arc<Device>, Arc<Adapter>)> {
     let device = CURRENT.lock().as_ref().and_then(|(_, device)| device.upgrade())?;
-    let kind = KINDS.into_iter().find(|kind| std::ptr::eq(device.head(*kind).0, head))?;
-    Some((device, kind))
+    let adapter = device.adapter_of(head)?;
+    Some((device, adapter))
 }

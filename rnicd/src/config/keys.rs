@@ -4,31 +4,34 @@
 //! declarations. A new key needs a declaration here and its lines in `config/rnicd.toml`, which a
 //! test compares with the declarations.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
+use toml::Spanned;
 
 use super::guid::Guid;
 use super::log;
 use super::ports::PortMap;
+use super::roce_devices::{RoceDevices, check_device};
 use super::section::{
     Key, Row, SECOND, Section, deadline, flag, in_range, number, optional, read, section, span,
     span_or_off, word,
 };
 use super::subjects::Subjects;
 use super::values::{
-    Loopback, Mulpdu, Seccomp, TreeAt, Workers, check_absolute, check_name, check_not_empty,
-    check_socket, parse_mode,
+    Loopback, Mulpdu, Seccomp, TreeAt, Workers, check_absolute, check_not_empty, check_socket,
+    parse_mode,
 };
 
 section! {
     /// `[device]`: identity and addresses.
     "device" Device
 
-    name: String = name("rnicd0").at_start(), "name shown to programs";
+    name: String = name().at_start(), "name shown to programs";
     addresses: Vec<IpAddr> = Key::new(Vec::new(), Ok, |all| show_addresses(all)),
         "addresses that programs may bind";
     vendor_id: u32 = vendor_id().at_start(), "vendor ID (OUI) shown to programs";
@@ -46,10 +49,12 @@ section! {
 }
 
 section! {
-    /// `[wired]`: the RoCE device.
+    /// `[wired]`: the RoCE devices.
     "wired" Wired
 
-    name: String = name("rnicd1").at_start(), "name of the RoCE device shown to programs";
+    // At start only, because devices can also be added and removed at run time.
+    devices: RoceDevices = devices().at_start(),
+        "RoCE devices, each with the interface whose addresses are its GIDs";
     vendor_id: u32 = vendor_id().at_start(), "vendor ID (OUI) shown to programs";
     vendor_part_id: u32 = number(0, 0..=u32::MAX).at_start(), "part ID of the vendor";
     // UDP port of RoCE v2.
@@ -204,8 +209,13 @@ impl Device {
     }
 }
 
-fn name(default: &str) -> Key<String> {
-    Key::new(default.to_owned(), |name: String| check_name(&name).map(|()| name), String::clone)
+fn name() -> Key<String> {
+    let check = |name: String| check_device(&name).map(|()| name);
+    Key::new("rnicd0".to_owned(), check, String::clone)
+}
+
+fn devices() -> Key<RoceDevices, Spanned<BTreeMap<String, String>>> {
+    Key::new(RoceDevices::default(), RoceDevices::new, RoceDevices::to_string)
 }
 
 /// An OUI. The default is a locally administered one, which no vendor has. Test suites require a

@@ -18,6 +18,7 @@ mod kind;
 mod limits;
 mod log;
 mod ports;
+mod roce_devices;
 mod rules;
 mod section;
 mod subjects;
@@ -45,6 +46,7 @@ pub use kind::{Kind, Scope};
 pub use limits::{Limits, UNLIMITED, Values};
 pub use log::log_filter;
 pub use ports::PortMap;
+pub use roce_devices::{MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, device_name};
 pub use rules::{AddressRule, NamedPd, Override};
 use rules::{ConnectTable, ListenTable, PdTable};
 use section::{Row, Section};
@@ -61,7 +63,7 @@ pub const ANNOTATED_DEFAULT: &str = include_str!("../../../config/rnicd.toml");
 pub struct Config {
     /// Identity of the device.
     pub device: Device,
-    /// `[wired]`: the RoCE device.
+    /// `[wired]`: the RoCE devices.
     pub wired: Wired,
     /// `[control]`: the control socket and its users.
     pub control: Control,
@@ -202,6 +204,7 @@ impl File {
     fn check(self) -> Result<Config, Wrong> {
         rules::check_overrides(&self.user)?;
         rules::check_overrides(&self.group)?;
+        self.wired.devices.check_against(&self.device.name)?;
         Ok(Config {
             device: self.device,
             wired: self.wired,

@@ -36,7 +36,8 @@ use crate::metrics::Writer;
 use crate::privilege::{self, Signals, ThreadKind, check_available, confine};
 use crate::reaper::Reaper;
 use crate::resource::{
-    Capacity, Manager, Outcome, PassedPort, Random, Refused, Response, SessionOpened, options,
+    Capacity, DeviceError, Manager, Outcome, PassedPort, Random, Refused, Response, SessionOpened,
+    options,
 };
 use crate::tree::{StartTreeError, Tree};
 use crate::worker::Workers;
@@ -55,6 +56,9 @@ pub enum StartError {
         /// The system's error.
         error: io::Error,
     },
+    /// A configured device could not be created.
+    #[error("wired.devices: {0}")]
+    Device(#[from] DeviceError),
     /// The tree of the devices could not be created at the configured path.
     #[error(transparent)]
     Tree(#[from] StartTreeError),
@@ -191,6 +195,7 @@ impl Server {
         let path = socket.path();
         let mut manager =
             Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
+        manager.create_devices()?;
         let tree = Tree::start(&tree_at, path, &manager.tree_facts(), seccomp)?;
         manager.set_tree(tree.as_ref().map(Tree::path));
         let tree = tree.map(|tree| LiveTree { tree, due: clock::now(), is_still: false });
@@ -528,7 +533,7 @@ impl Server {
         let Some(found) = self.addresses.as_ref().and_then(Addresses::poll) else { return };
         self.manager.addresses_read(found);
         if let Some(live) = &mut self.tree {
-            live.tree.set_gids(&self.manager.tree_facts());
+            live.tree.update(&self.manager.tree_facts());
             live.is_still = false;
         }
     }
@@ -541,7 +546,7 @@ impl Server {
             live.due = now.after(TREE_INTERVAL);
             // Before the counters are read, so that later changes are noticed.
             live.is_still = self.manager.watch_workers();
-            live.tree.show(self.manager.sums());
+            live.tree.show(&self.manager.sums());
         }
     }
 

@@ -21,11 +21,15 @@ impl Manager {
         };
         self.gids_problem.clear();
         let mut gids = self.gids.clone();
-        gids::update(&mut gids, gids::table(&self.config, &found));
+        let now = gids::table(&self.config, &found);
+        gids::update(&mut gids, now.clone());
         if gids == self.gids {
             return;
         }
         self.gids = gids;
+        if self.devices_follow(now) {
+            self.tell_of_devices();
+        }
         let Config { wired, engine, .. } = &*self.config;
         self.datagram_port = gids::datagram_port(&self.gids, wired.port, engine.loopback);
         let has_loopback = self.config.device.addresses.is_empty();
@@ -54,7 +58,7 @@ impl Manager {
         self.gids_problem = problem;
     }
 
-    /// Returns true if the device has this GID.
+    /// Returns true if the daemon has this GID.
     pub(super) fn has_gid(&self, gid: Gid) -> bool {
         !gid.is_zero() && self.gids.iter().any(|row| row.gid == gid)
     }

@@ -1,5 +1,5 @@
-//! The GID table of the RoCE device, with an entry for every address of this host that programs may
-//! use.
+//! The GID table of the daemon, with an entry for every address of this host that programs may use.
+//! Each RoCE device shows a selection of it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -11,6 +11,7 @@ mod addresses;
 mod admin;
 mod answer;
 mod capacity;
+mod devices;
 mod dispatch;
 mod domain;
 mod gids;
@@ -50,6 +51,8 @@ use crate::worker::{Command, Ticket, Workers};
 use answer::Outbox;
 pub use answer::{Answer, Outcome, Refused, Response};
 pub use capacity::Capacity;
+pub use devices::DeviceError;
+use devices::RoceDevices;
 use domain::NamedPds;
 use ledger::{Kind, Ledger};
 use memory::NextRegion;
@@ -79,6 +82,7 @@ pub struct Manager {
     guid: Guid,
     /// GID table. Entries keep their index.
     gids: Vec<GidRow>,
+    devices: RoceDevices,
     /// Error of the last attempt to read the host's addresses. Empty if it succeeded.
     gids_problem: String,
     /// GIDs, MTU and UDP port of the device, for UD QPs.
@@ -160,6 +164,7 @@ impl Manager {
             config.device.addresses.is_empty(),
             crate::clock::now(),
         );
+        let devices = RoceDevices::new(gids.clone());
         let mut manager = Manager {
             policy,
             named_pds: NamedPds::default(),
@@ -170,6 +175,7 @@ impl Manager {
             guid: config.device.effective_guid(),
             datagram_port,
             wired_port: WiredPort::default(),
+            devices,
             gids,
             gids_problem: String::new(),
             tree: None,

@@ -55,8 +55,8 @@ pub(super) struct Folder {
     dir: OwnedFd,
     /// Marks the folder as a tree. Its lock marks the tree as in use.
     _mark: File,
-    /// Folders in the tree.
-    folders: HashSet<PathBuf>,
+    /// Paths of all files and folders in the tree.
+    paths: HashSet<PathBuf>,
     /// Files and folders in the tree, in the order of their creation.
     made: Vec<Made>,
 }
@@ -81,8 +81,9 @@ impl Folder {
             Ok(file)
         });
         let file = locked.map_err(|error| system("create", &root.join(MARK))(error))?;
+        let paths = HashSet::from([mark.clone()]);
         let made = vec![Made { path: mark, is_folder: false }];
-        let mut folder = Folder { root, dir, _mark: file, folders: HashSet::new(), made };
+        let mut folder = Folder { root, dir, _mark: file, paths, made };
         for entry in entries {
             folder.add(entry)?;
         }
@@ -95,30 +96,56 @@ impl Folder {
 
     /// Creates an entry unless it already exists.
     pub(super) fn ensure(&mut self, entry: &Entry) -> Result<(), TreeError> {
-        let path = Path::new(&entry.path);
-        if self.made.iter().any(|made| made.path == path) {
-            return Ok(());
+        if self.has(Path::new(&entry.path)) { Ok(()) } else { self.add(entry) }
+    }
+
+    /// Returns true if the tree has this file or folder.
+    pub(super) fn has(&self, path: &Path) -> bool {
+        self.paths.contains(path)
+    }
+
+    /// Removes all files and folders except these entries and the folders that contain them.
+    pub(super) fn remove_others(&mut self, entries: &[Entry]) {
+        let mut kept: HashSet<&Path> = HashSet::from([Path::new(MARK)]);
+        kept.extend(entries.iter().flat_map(|entry| Path::new(&entry.path).ancestors()));
+        let removed: Vec<Made> =
+            self.made.extract_if(.., |made| !kept.contains(&*made.path)).collect();
+        for made in removed.iter().rev() {
+            self.paths.remove(&made.path);
+            self.unlink(made);
         }
-        self.add(entry)
+    }
+
+    fn unlink(&self, Made { path, is_folder }: &Made) {
+        let flags = if *is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        // Only system calls that a confined thread may make. Missing files do not matter.
+        let _ = unlinkat(&self.dir, path, flags);
     }
 
     fn add(&mut self, entry: &Entry) -> Result<(), TreeError> {
         let path = PathBuf::from(&entry.path);
-        let above: Vec<&Path> = path.ancestors().skip(1).collect();
+        let is_folder = entry.what == Content::Folder;
+        let above: Vec<&Path> = path.ancestors().skip(usize::from(!is_folder)).collect();
         // From the root down. The first ancestor is the root itself, with an empty path.
         for at in above.into_iter().rev().skip(1) {
-            if self.folders.insert(at.to_owned()) {
+            if !self.has(at) {
                 new_folder(&self.dir, at).map_err(|error| self.cannot_make(at, error))?;
-                self.made.push(Made { path: at.to_owned(), is_folder: true });
+                self.record(at.to_owned(), true);
             }
         }
         match &entry.what {
             Content::File(text) => new_file(&self.dir, &path, text).map(drop),
+            Content::Folder => return Ok(()),
             Content::Link(to) => symlinkat(to, &self.dir, &path).map_err(io::Error::from),
         }
         .map_err(|error| self.cannot_make(&path, error))?;
-        self.made.push(Made { path, is_folder: false });
+        self.record(path, false);
         Ok(())
+    }
+
+    fn record(&mut self, path: PathBuf, is_folder: bool) {
+        self.paths.insert(path.clone());
+        self.made.push(Made { path, is_folder });
     }
 
     fn cannot_make(&self, path: &Path, error: io::Error) -> TreeError {
@@ -128,11 +155,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Only system calls that a confined thread may make. Missing files do not matter.
-        for Made { path, is_folder } in self.made.iter().rev() {
-            let flags = if *is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            let _ = unlinkat(&self.dir, path, flags);
-        }
+        self.made.iter().rev().for_each(|made| self.unlink(made));
         let _ = unlinkat(CWD, &self.root, AtFlags::REMOVEDIR);
     }
 }

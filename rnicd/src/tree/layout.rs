@@ -4,6 +4,7 @@
 //! links into these folders. Programs resolve `class/infiniband/NAME` and read the attributes of
 //! the device from its parent folders. `views` contains the same links for each device alone.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use rnic_abi::abi::control::GidRow;
@@ -27,21 +28,25 @@ pub(super) enum Content {
     File(String),
     /// A symbolic link with this target.
     Link(String),
+    /// An empty folder.
+    Folder,
 }
 
 /// Attributes of the daemon and its devices, for the tree.
 pub struct Facts {
     /// Version of the daemon.
     pub version: String,
-    /// The iWARP device and the RoCE device.
-    pub ports: [Port; 2],
+    /// GUID of the daemon, as a number in host byte order.
+    pub image_guid: u64,
+    /// All devices.
+    pub ports: Vec<Port>,
 }
 
 /// Attributes of one device, which has one port.
 pub struct Port {
     /// Device name.
     pub name: String,
-    /// True for the RoCE device.
+    /// True for a RoCE device.
     pub roce: bool,
     /// Node GUID, as a number in host byte order.
     pub guid: u64,
@@ -51,6 +56,8 @@ pub struct Port {
     pub part_id: u32,
     /// Hardware version.
     pub hw_ver: u32,
+    /// Number of its `uverbs` file.
+    pub uverbs: u32,
     /// GID table.
     pub gids: Vec<GidRow>,
 }
@@ -62,19 +69,19 @@ pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
         // The tools of infiniband-diags read this file first.
         file("class/infiniband_mad/abi_version", "5"),
     ];
-    let guid = facts.ports[0].guid;
     let shared = 0..all.len();
-    for (number, port) in facts.ports.iter().enumerate() {
+    for port in &facts.ports {
         let start = all.len();
-        device(&mut all, number, port, guid, &facts.version);
+        device(&mut all, port, facts);
         let own = start..all.len();
         view::add(&mut all, &port.name, shared.clone(), own);
     }
     all
 }
 
-fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version: &str) {
+fn device(all: &mut Vec<Entry>, port: &Port, facts: &Facts) {
     let name = &port.name;
+    let number = port.uverbs;
     let at = format!("devices/rnicd/{name}");
     let node = format!("{at}/infiniband/{name}");
     // Attributes of a PCI device.
@@ -89,9 +96,9 @@ fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version:
     for (what, value) in [
         ("node_type", if port.roce { "1: CA" } else { "4: RNIC" }.to_owned()),
         ("node_guid", guid_text(port.guid)),
-        ("sys_image_guid", guid_text(image)),
+        ("sys_image_guid", guid_text(facts.image_guid)),
         ("node_desc", "rnicd".to_owned()),
-        ("fw_ver", version.to_owned()),
+        ("fw_ver", facts.version.clone()),
         ("hw_rev", format!("{:#x}", port.hw_ver)),
         ("hca_type", "rnicd".to_owned()),
         ("board_id", "rnicd".to_owned()),
@@ -127,18 +134,32 @@ fn device(all: &mut Vec<Entry>, number: usize, port: &Port, image: u64, version:
     ] {
         all.push(file(&format!("{at}/{what}"), value));
     }
-    all.extend(gid_files(port));
+    all.extend(files_of_port(port));
     for (path, value) in counters::files(name, &Sums::default()) {
         let path = path.to_string_lossy().into_owned();
         all.push(Entry { path, what: Content::File(value) });
     }
 }
 
-/// Returns the files of a device's GID table. An empty entry has a zero GID, no type and no
-/// interface.
-fn gid_files(port: &Port) -> impl Iterator<Item = Entry> {
-    let at = port_folder(&port.name);
-    port.gids.iter().enumerate().flat_map(move |(index, row)| {
+/// Returns the entries that depend on the addresses of a device: its interfaces, and the files of
+/// its GID table. An empty entry of the table has a zero GID, no type and no interface.
+fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
+    let name = &port.name;
+    let at = port_folder(name);
+    let interfaces: BTreeSet<&str> = port
+        .gids
+        .iter()
+        .map(|row| row.interface.as_str())
+        .filter(|name| !name.is_empty())
+        .collect();
+    let first = port.gids.iter().map(|row| row.interface.as_str()).find(|name| !name.is_empty());
+    let parent = format!("devices/rnicd/{name}/infiniband/{name}/parent");
+    let parent = file(&parent, first.unwrap_or_default());
+    let folders = interfaces.into_iter().map(move |interface| Entry {
+        path: format!("devices/rnicd/{name}/net/{interface}"),
+        what: Content::Folder,
+    });
+    let gids = port.gids.iter().enumerate().flat_map(move |(index, row)| {
         let kind = if row.gid.is_zero() { "" } else { "RoCE v2" };
         let type_file = file(&format!("{at}/gid_attrs/types/{index}"), kind);
         [
@@ -148,12 +169,13 @@ fn gid_files(port: &Port) -> impl Iterator<Item = Entry> {
         ]
         .into_iter()
         .flatten()
-    })
+    });
+    folders.chain([parent]).chain(gids)
 }
 
-/// Returns the files of the GID tables of both devices.
-pub(super) fn all_gid_files(facts: &Facts) -> impl Iterator<Item = Entry> {
-    facts.ports.iter().flat_map(gid_files)
+/// Returns the entries of all devices that depend on addresses.
+pub(super) fn files_of_addresses(facts: &Facts) -> impl Iterator<Item = Entry> {
+    facts.ports.iter().flat_map(files_of_port)
 }
 
 fn file(path: &str, line: &str) -> Entry {
@@ -196,7 +218,7 @@ mod tests {
 
     #[test]
     fn view_has_one_device() {
-        let all = entries(&Facts { version: "1".to_owned(), ports: ports() });
+        let all = entries(&Facts { version: "1".to_owned(), image_guid: 1, ports: ports() });
         let view = all.iter().filter_map(|entry| entry.path.strip_prefix("views/rnicd1/"));
         let mut view: Vec<&str> = view.collect();
         view.sort_unstable();
@@ -211,7 +233,7 @@ mod tests {
         assert_eq!(view, expected);
     }
 
-    fn ports() -> [Port; 2] {
+    fn ports() -> Vec<Port> {
         let port = |name: &str, roce| Port {
             name: name.to_owned(),
             roce,
@@ -219,14 +241,15 @@ mod tests {
             vendor_id: 0x02_524e,
             part_id: 0,
             hw_ver: 0,
+            uverbs: u32::from(roce),
             gids: Vec::new(),
         };
-        [port("rnicd0", false), port("rnicd1", true)]
+        vec![port("rnicd0", false), port("rnicd1", true)]
     }
 
     #[test]
     fn links_have_existing_targets() {
-        let all = entries(&Facts { version: "1".to_owned(), ports: ports() });
+        let all = entries(&Facts { version: "1".to_owned(), image_guid: 1, ports: ports() });
         let mut links = 0;
         for Entry { path, what } in &all {
             let Content::Link(to) = what else { continue };

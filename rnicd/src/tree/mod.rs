@@ -34,8 +34,8 @@ pub struct Tree {
     folder: Folder,
     /// Last content of the files that change.
     shown: HashMap<PathBuf, String>,
-    /// New content of the GID files, once a table has changed.
-    gids: Vec<(PathBuf, String)>,
+    /// New content of the files that depend on addresses, once these have changed.
+    files: Vec<(PathBuf, String)>,
 }
 
 /// Reason why the tree cannot start.
@@ -72,7 +72,7 @@ impl Tree {
             }
         };
         let writer = Writer::start("rnicd-tree", seccomp).map_err(StartTreeError::Thread)?;
-        Ok(Some(Tree { writer, folder, shown: HashMap::new(), gids: Vec::new() }))
+        Ok(Some(Tree { writer, folder, shown: HashMap::new(), files: Vec::new() }))
     }
 
     /// Returns the path of the root.
@@ -80,24 +80,31 @@ impl Tree {
         self.folder.path()
     }
 
-    /// Sets the GID tables for the next [`show`](Self::show). A file that cannot be created is
+    /// Creates the entries of new devices and addresses, removes those of removed ones, and sets
+    /// the content of files for the next [`show`](Self::show). An entry that cannot be created is
     /// logged and left out.
-    pub fn set_gids(&mut self, facts: &Facts) {
-        self.gids.clear();
-        for entry in layout::all_gid_files(facts) {
-            match (self.folder.ensure(&entry), entry.what) {
-                (Ok(()), Content::File(text)) => self.gids.push((entry.path.into(), text)),
-                (Err(error), _) => tracing::warn!(%error, "cannot create a file of the GID table"),
-                (Ok(()), Content::Link(_)) => {}
+    pub fn update(&mut self, facts: &Facts) {
+        let entries = layout::entries(facts);
+        self.folder.remove_others(&entries);
+        for entry in &entries {
+            if let Err(error) = self.folder.ensure(entry) {
+                tracing::warn!(%error, "cannot create an entry of the device tree");
             }
         }
+        let files = layout::files_of_addresses(facts).filter_map(|entry| match entry.what {
+            Content::File(text) => Some((PathBuf::from(entry.path), text)),
+            Content::Folder | Content::Link(_) => None,
+        });
+        self.files = files.filter(|(path, _)| self.folder.has(path)).collect();
+        self.shown.retain(|path, _| self.folder.has(path));
     }
 
-    /// Writes the changed sums and GID tables to their files.
-    pub fn show(&mut self, devices: [(&str, Sums); 2]) {
+    /// Writes the changed sums and tables to their files.
+    pub fn show(&mut self, devices: &[(String, Sums)]) {
         let counters = devices.iter().flat_map(|(name, sums)| counters::files(name, sums));
-        let mut changed: Vec<_> = counters.chain(self.gids.iter().cloned()).collect();
-        changed.retain(|(file, value)| self.shown.get(file) != Some(value));
+        let mut changed: Vec<_> = counters.chain(self.files.iter().cloned()).collect();
+        changed
+            .retain(|(file, value)| self.folder.has(file) && self.shown.get(file) != Some(value));
         if changed.is_empty() {
             return;
         }

@@ -218,7 +218,7 @@ pub enum Event {
         /// The QP's context.
         context: u64,
     },
-    /// The GID table of the RoCE device has changed; `QueryGids` returns the new one.
+    /// The GID table has changed; `QueryGids` and `QueryDevice` return the new one.
     GidsChanged,
     /// A peer asks to connect its RC or UC QP (REQ).
     RcRequest {
@@ -260,6 +260,8 @@ pub enum Event {
         /// Private data of the rejection, padded with zeros to 148 bytes.
         private_data: Vec<u8>,
     },
+    /// A device was added or removed; `QueryDevice` returns the new list.
+    DevicesChanged,
 }
 
 /// Reason why a connection ended.

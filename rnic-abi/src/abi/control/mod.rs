@@ -9,6 +9,7 @@
 //! `SCM_RIGHTS`, in the documented order.
 
 mod cm;
+mod device;
 mod event;
 mod hello;
 mod listing;
@@ -18,6 +19,7 @@ mod reply;
 mod request;
 
 pub use cm::{RcOffer, RcPeer};
+pub use device::{DeviceKind, DeviceRow, NO_GID};
 pub use event::{DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
 pub use listing::{

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::device::DeviceRow;
 use super::listing::{QpRow, Rows, SrqRow, StatusInfo};
 use super::qp_attr::GidRow;
 use super::refusal::Refusal;
@@ -143,7 +144,7 @@ pub enum ReplyBody {
 /// Identity of the device and limits of this session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceAttributes {
-    /// Name from the configuration.
+    /// Name of the iWARP device.
     pub name: String,
     /// Version of the daemon.
     pub version: String,
@@ -175,26 +176,17 @@ pub struct DeviceAttributes {
     pub max_windows: u32,
     /// Maximum shared receive queues.
     pub max_srqs: u32,
-    /// Vendor ID of the iWARP device, from the configuration; 0 for none.
-    pub vendor_id: u32,
-    /// Part ID of the iWARP device, from the configuration; 0 for none.
-    pub vendor_part_id: u32,
     /// Hardware version, from the configuration.
     pub hw_ver: u32,
-    /// Unique EUI-64 of the device as a number, first byte most significant. Neither 32-bit half is
-    /// zero.
+    /// GUID of the daemon, which is that of the iWARP device.
     pub guid: u64,
     /// Maximum receives per shared receive queue.
     pub max_srq_wr: u32,
     /// Maximum pending connection requests per listener.
     pub max_backlog: u32,
-    /// Name of the RoCE device.
-    pub wired_name: String,
-    /// Vendor ID of the RoCE device.
-    pub wired_vendor_id: u32,
-    /// Part ID of the RoCE device.
-    pub wired_part_id: u32,
-    /// Directory with files for both devices in the layout of `/sys` and `/dev`; empty if there is
+    /// All devices: the RoCE devices, then the iWARP device.
+    pub devices: Vec<DeviceRow>,
+    /// Directory with files for all devices in the layout of `/sys` and `/dev`; empty if there is
     /// none.
     pub tree: String,
 }

@@ -6,15 +6,16 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use rnic_client::GidRow;
+use rnic_client::{DeviceKind, GidRow};
 
 use crate::c;
 use crate::errno::Errno;
 use crate::event_queue::EventQueue;
 use crate::ffi::handles::{Body, Kind, Live, live, zeroed};
 use crate::net;
+use crate::verbs::adapter::{Adapter, Gids, copy_name};
 use crate::verbs::async_events::AsyncEvents;
-use crate::verbs::device::{Device, DeviceKind, PORT, copy_name};
+use crate::verbs::device::{Device, PORT};
 
 /// Sets the operations of new objects, which inline functions of the C headers call.
 pub(crate) struct Operations {
@@ -27,8 +28,7 @@ pub(crate) struct Operations {
 /// A context. All contexts of a process share one session with the daemon.
 pub(crate) struct ContextBody {
     device: Arc<Device>,
-    /// Device of the context.
-    kind: DeviceKind,
+    adapter: Arc<Adapter>,
     async_events: Arc<AsyncEvents>,
     operations: &'static Operations,
 }
@@ -74,20 +74,24 @@ pub(crate) const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
 impl ContextBody {
     pub(crate) fn open(
         device: Arc<Device>,
-        kind: DeviceKind,
+        adapter: Arc<Adapter>,
         operations: &'static Operations,
     ) -> Result<ContextBody, Errno> {
         let async_events = Arc::new(EventQueue::new()?);
-        if kind == DeviceKind::Roce {
-            device.gids.rows(&device.context)?;
+        if adapter.kind() == DeviceKind::Roce {
+            device.tables()?;
         }
         device.opened(&async_events);
-        Ok(ContextBody { device, kind, async_events, operations })
+        Ok(ContextBody { device, adapter, async_events, operations })
     }
 
     /// Returns the device of the context.
-    pub(crate) fn kind(&self) -> DeviceKind {
-        self.kind
+    pub(crate) fn adapter(&self) -> &Arc<Adapter> {
+        &self.adapter
+    }
+
+    fn kind(&self) -> DeviceKind {
+        self.adapter.kind()
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -107,15 +111,13 @@ impl ContextBody {
         let has = &self.device.attributes;
         let mut attr: c::ibv_device_attr = zeroed();
         copy_name(&mut attr.fw_ver, &has.version);
-        attr.node_guid = self.device.guid(self.kind);
-        attr.sys_image_guid = self.device.guid(DeviceKind::Iwarp);
+        attr.node_guid = self.adapter.guid();
+        attr.sys_image_guid = has.guid.to_be();
         attr.max_mr_size = u64::MAX;
         // Every power of two from the page size up.
         attr.page_size_cap = !(rustix::param::page_size() as u64 - 1);
-        (attr.vendor_id, attr.vendor_part_id) = match self.kind {
-            DeviceKind::Iwarp => (has.vendor_id, has.vendor_part_id),
-            DeviceKind::Roce => (has.wired_vendor_id, has.wired_part_id),
-        };
+        attr.vendor_id = self.adapter.row().vendor_id;
+        attr.vendor_part_id = self.adapter.row().vendor_part_id;
         attr.hw_ver = has.hw_ver;
         attr.max_qp = int(has.max_qps);
         attr.max_qp_wr = int(has.max_wr_depth);
@@ -124,7 +126,7 @@ impl ContextBody {
             | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
         attr.max_sge = i32::from(has.max_sge);
-        attr.max_sge_rd = match self.kind {
+        attr.max_sge_rd = match self.kind() {
             // RFC 5040 section 5.2: one sink for each Read.
             DeviceKind::Iwarp => 1,
             DeviceKind::Roce => attr.max_sge,
@@ -176,7 +178,7 @@ impl ContextBody {
         attr.active_speed = 32;
         attr.phys_state = 5;
         attr.link_layer = c::IBV_LINK_LAYER_ETHERNET;
-        if self.kind == DeviceKind::Roce {
+        if self.kind() == DeviceKind::Roce {
             attr.port_cap_flags = CM_SUPPORTED | IP_BASED_GIDS;
             attr.flags = GRH_REQUIRED;
         }
@@ -197,19 +199,15 @@ impl ContextBody {
     }
 
     /// Returns the GID table. It is empty for the iWARP device, and without a daemon.
-    pub(crate) fn gids(&self) -> Arc<[GidRow]> {
-        match self.kind {
-            DeviceKind::Iwarp => Arc::new([]),
-            DeviceKind::Roce => {
-                self.device.gids.rows(&self.device.context).unwrap_or_else(|_| Arc::new([]))
-            }
-        }
+    pub(crate) fn gids(&self) -> Arc<Gids> {
+        let tables = self.device.tables();
+        tables.map_or_else(|_| Arc::default(), |tables| self.adapter.gids(&tables))
     }
 
     /// Returns a GID of the table (`ibv_query_gid(3)`).
     pub(crate) fn gid(&self, port: u8, index: u32) -> Result<c::ibv_gid, Errno> {
         check_port(port)?;
-        let of_iwarp = (self.kind == DeviceKind::Iwarp && index == 0).then(|| self.device.gid());
+        let of_iwarp = (self.kind() == DeviceKind::Iwarp && index == 0).then(|| self.device.gid());
         let of_roce = self.gid_row(port, index).map(|row| c::ibv_gid { raw: row.gid.0 });
         of_iwarp.or(of_roce).ok_or_else(|| {
             let count = self.gid_count();
@@ -219,7 +217,7 @@ impl ContextBody {
 
     /// Returns the number of entries in the GID table.
     pub(crate) fn gid_count(&self) -> u32 {
-        match self.kind {
+        match self.kind() {
             DeviceKind::Iwarp => 1,
             DeviceKind::Roce => u32::try_from(self.gids().len()).unwrap_or(u32::MAX),
         }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use rnic_client::QpType;
+use rnic_client::{DeviceKind, QpType};
 
 use super::chain::{Chain, post};
 use super::{QpBody, QpInitAttr, extended, qp};
@@ -15,7 +15,6 @@ use crate::ffi::handles::{Kind, live, live_or_null, publish, withdraw, zeroed};
 use crate::ffi::pointers::{In, InOut, Out, Place, get, set};
 use crate::verbs::context::{check_same, context};
 use crate::verbs::cq::cq;
-use crate::verbs::device::DeviceKind;
 use crate::verbs::pd::PdBody;
 use crate::verbs::srq::SrqBody;
 

@@ -16,14 +16,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use rnic_client::{PdId, Qp, QpId, QpOptions, QpType, RnrPolicy};
+use rnic_client::{DeviceKind, PdId, Qp, QpId, QpOptions, QpType, RnrPolicy};
 
 use crate::c;
 use crate::errno::Errno;
 use crate::ffi::handles::{Body, Kind, Live, OfContext, live};
+use crate::verbs::adapter::Adapter;
 use crate::verbs::async_events::ObjectEvents;
 use crate::verbs::cq::CqBody;
-use crate::verbs::device::{Device, DeviceKind};
+use crate::verbs::device::Device;
 use crate::verbs::pd::{PdBody, PdUser};
 use crate::verbs::qp::iwarp_states::IwarpStates;
 use crate::verbs::qp::numbers::Numbers;
@@ -40,6 +41,7 @@ const RNR_POLICY: RnrPolicy = RnrPolicy::Wait { timeout_ms: 3000 };
 /// A queue pair.
 pub(crate) struct QpBody {
     device: Arc<Device>,
+    adapter: Arc<Adapter>,
     qp: Qp,
     domain: PdId,
     /// Counts the QP as a user of its PD until the QP is destroyed.
@@ -161,6 +163,7 @@ impl QpBody {
         let body = Arc::new(QpBody {
             device: device.clone(),
             qp,
+            adapter: pd.adapter().clone(),
             domain: pd.client().id(),
             pd: Mutex::new(Some(pd.user())),
             send_cq: wanted.send_cq,

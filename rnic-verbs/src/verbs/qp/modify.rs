@@ -63,7 +63,7 @@ impl QpBody {
         let has = &self.device.attributes;
         let max_ird = has.max_ird;
         let max_ord = has.max_ord;
-        let gids = self.device.gids.rows(&self.device.context)?;
+        let gids = self.adapter.gids(&self.device.tables()?);
         let allowed = Allowed { gids: &gids, max_ird, max_ord };
         let next = states.after(attributes, mask, &allowed)?;
         // Must precede draining: the event can arrive before this function returns.

@@ -9,7 +9,7 @@ use rnic_client::{Access, Gid, GidRow, QpId, QpState, QpType, Sending, Wiring};
 use crate::c::{self, ibv_qp_attr};
 use crate::errno::Errno;
 use crate::ffi::handles::zeroed;
-use crate::verbs::ah::{check_route, route};
+use crate::verbs::ah::{check_route, destination};
 use crate::verbs::context::MAX_MTU;
 use crate::verbs::device::PORT;
 use crate::verbs::qp::iwarp_states::{no_transition, state_name};
@@ -288,7 +288,7 @@ impl RoceStates {
 
     /// Checks that the attributes of the peer repeat their earlier values.
     fn check_repeated(&self, wanted: &ibv_qp_attr, mask: i32) -> Result<(), Errno> {
-        let same_route = route(&wanted.ah_attr) == route(&self.attr.ah_attr);
+        let same_route = destination(&wanted.ah_attr) == destination(&self.attr.ah_attr);
         let changed = if mask & c::IBV_QP_AV != 0 && !same_route {
             "ah_attr"
         } else if mask & c::IBV_QP_MAX_DEST_RD_ATOMIC != 0

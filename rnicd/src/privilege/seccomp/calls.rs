@@ -55,6 +55,8 @@ pub fn rules_of(kind: ThreadKind) -> Vec<Rule> {
             allow(MOVE);
             allow(OPEN);
             allow(OPEN_OLD);
+            // For devices that appear in the device tree.
+            allow(&[libc::SYS_mkdirat, libc::SYS_symlinkat]);
             rules.push(Rule::OneOf(libc::SYS_socket, 0, FAMILIES.to_vec()));
             rules.push(Rule::OneOf(libc::SYS_socketpair, 0, vec![UNIX]));
             rules.push(Rule::OneOf(libc::SYS_ioctl, 1, vec![libc::FIONBIO as u32]));

@@ -44,15 +44,11 @@ impl Manager {
             direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
             max_windows: count(Kind::Windows),
             max_srqs: count(Kind::Srqs),
-            vendor_id: device.vendor_id,
-            vendor_part_id: device.vendor_part_id,
             hw_ver: device.hw_ver,
             guid: self.guid.number(),
             max_srq_wr: limits.device.count(Kind::QueueDepth),
             max_backlog: limits.device.count(Kind::Backlog),
-            wired_name: self.config.wired.name.clone(),
-            wired_vendor_id: self.config.wired.vendor_id,
-            wired_part_id: self.config.wired.vendor_part_id,
+            devices: self.device_rows(),
             tree: self.tree.as_ref().map_or(String::new(), |path| path.display().to_string()),
         }))
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rnic_abi::abi::control::DeviceKind;
 use rnic_abi::types::QpType;
 
 use crate::resource::Manager;
@@ -10,29 +11,27 @@ use crate::tree::{Facts, Port, Sums};
 impl Manager {
     /// Returns the attributes of the devices.
     pub fn tree_facts(&self) -> Facts {
-        let device = &self.config.device;
-        let wired = &self.config.wired;
-        let guid = self.guid.number();
-        let iwarp = Port {
-            name: device.name.clone(),
-            roce: false,
-            guid,
-            vendor_id: device.vendor_id,
-            part_id: device.vendor_part_id,
-            hw_ver: device.hw_ver,
-            gids: self.gids.iter().take(1).cloned().collect(),
-        };
-        let roce = Port {
-            name: wired.name.clone(),
-            roce: true,
-            // The verbs library derives this GUID in the same way.
-            guid: guid ^ 1,
-            vendor_id: wired.vendor_id,
-            part_id: wired.vendor_part_id,
-            hw_ver: device.hw_ver,
-            gids: self.gids.clone(),
-        };
-        Facts { version: env!("CARGO_PKG_VERSION").to_owned(), ports: [iwarp, roce] }
+        let ports = self.device_rows().into_iter().map(|row| {
+            let roce = row.kind == DeviceKind::Roce;
+            // The iWARP device has one GID, of the first address.
+            let gids =
+                if roce { self.gids_of(&row.name) } else { self.gids.get(..1).unwrap_or(&[]) };
+            Port {
+                roce,
+                guid: row.guid,
+                vendor_id: row.vendor_id,
+                part_id: row.vendor_part_id,
+                hw_ver: self.config.device.hw_ver,
+                uverbs: row.uverbs,
+                gids: gids.to_vec(),
+                name: row.name,
+            }
+        });
+        Facts {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            image_guid: self.guid.number(),
+            ports: ports.collect(),
+        }
     }
 
     /// Sets the path of the tree, which the device query reports.
@@ -40,8 +39,9 @@ impl Manager {
         self.tree = path.map(Path::to_owned);
     }
 
-    /// Returns the sums of the QP counters of each device since the start.
-    pub fn sums(&self) -> [(&str, Sums); 2] {
+    /// Returns the sums of the QP counters of each device since the start. Those of a RoCE device
+    /// are the sums of all RoCE devices, because the daemon does not know the device of a QP.
+    pub fn sums(&self) -> Vec<(String, Sums)> {
         let mut sums = self.records.past.devices.clone();
         // QPs of sessions that are being closed are not in `Totals` yet.
         for session in self.sessions.values().chain(self.leaving.values()) {
@@ -50,6 +50,8 @@ impl Manager {
             }
         }
         let [iwarp, roce] = sums.map(|done| done.counters);
-        [(&self.config.device.name, iwarp), (&self.config.wired.name, roce)]
+        let rows = self.device_rows().into_iter();
+        let of = |kind| if kind == DeviceKind::Roce { roce } else { iwarp };
+        rows.map(|row| (row.name, of(row.kind))).collect()
     }
 }

@@ -1,0 +1,222 @@
+//! A device of the daemon, as `ibv_get_device_list(3)` returns it.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rnic_client::{DeviceKind, DeviceRow, GidRow, NO_GID};
+
+use crate::c;
+use crate::ffi::handles::{Foreign, Kind, add, remove, zeroed};
+use crate::verbs::device_table::Tables;
+
+/// A device. It stays usable after the daemon has removed it.
+pub(crate) struct Adapter {
+    row: DeviceRow,
+    block: Box<DeviceBlock>,
+    /// Default objects for ids.
+    pub(crate) defaults: Defaults,
+    /// GID table of the device, and the tables that it is from.
+    gids: Mutex<Option<(Arc<Tables>, Arc<Gids>)>>,
+}
+
+/// Default objects of one device, for programs that use ids without creating their own. Null until
+/// first used.
+pub(crate) struct Defaults {
+    pub(crate) context: Mutex<Foreign<c::ibv_context>>,
+    pub(crate) pd: Mutex<Foreign<c::ibv_pd>>,
+}
+
+/// The C structure of a device, followed by padding. Provider libraries recognise their own devices
+/// by a pointer at offset 664, after the structure, and read it for any device. The padding makes
+/// it readable, and zeros match no provider.
+#[repr(C, align(32))]
+struct DeviceBlock {
+    device: c::ibv_device,
+    padding: [u64; 16],
+}
+
+// SAFETY: the block holds numbers, characters and null pointers, and is not written after
+// construction.
+unsafe impl Send for DeviceBlock {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceBlock {}
+
+impl Adapter {
+    /// Creates the C structure of a device, whose files are below `tree`.
+    pub(crate) fn new(row: DeviceRow, tree: &str) -> Arc<Adapter> {
+        let block = Box::new(DeviceBlock { device: head(&row, tree), padding: [0; 16] });
+        let defaults =
+            Defaults { context: Mutex::new(Foreign::NULL), pd: Mutex::new(Foreign::NULL) };
+        let adapter = Arc::new(Adapter { row, block, defaults, gids: Mutex::default() });
+        add(Kind::Device, adapter.head().0.addr());
+        adapter
+    }
+
+    /// Returns true if the daemon describes the same device by this row.
+    pub(crate) fn is(&self, row: &DeviceRow) -> bool {
+        let own = &self.row;
+        (&own.name, own.uverbs, &own.interface) == (&row.name, row.uverbs, &row.interface)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.row.name
+    }
+
+    pub(crate) fn kind(&self) -> DeviceKind {
+        self.row.kind
+    }
+
+    /// Returns true if the addresses of only one interface are GIDs of the device.
+    pub(crate) fn has_one_interface(&self) -> bool {
+        !self.row.interface.is_empty()
+    }
+
+    /// Returns the description of the device when the library first saw it.
+    pub(crate) fn row(&self) -> &DeviceRow {
+        &self.row
+    }
+
+    /// Returns the 64-bit GUID, in network byte order.
+    pub(crate) fn guid(&self) -> u64 {
+        self.row.guid.to_be()
+    }
+
+    /// Returns the C structure.
+    pub(crate) fn head(&self) -> Foreign<c::ibv_device> {
+        Foreign(std::ptr::from_ref(&self.block.device).cast_mut())
+    }
+
+    /// Returns the GID table of the device. If the daemon has removed the device, its indices are
+    /// the last ones.
+    pub(crate) fn gids(&self, tables: &Arc<Tables>) -> Arc<Gids> {
+        let mut known = self.gids.lock();
+        let last = match &*known {
+            Some((of, gids)) if Arc::ptr_eq(of, tables) => return gids.clone(),
+            Some((_, gids)) => &gids.of_daemon,
+            None => &self.row.gids,
+        };
+        let now = tables.devices.iter().find(|row| self.is(row)).map_or(last, |row| &row.gids);
+        let gids = Arc::new(Gids::new(now.clone(), &tables.gids));
+        *known = Some((tables.clone(), gids.clone()));
+        gids
+    }
+}
+
+impl Drop for Adapter {
+    fn drop(&mut self) {
+        remove(Kind::Device, self.head().0.addr());
+    }
+}
+
+/// The GID table of a device.
+#[derive(Default)]
+pub(crate) struct Gids {
+    /// A row with a zero GID is empty.
+    rows: Vec<GidRow>,
+    /// Index of each row in the daemon's table, or [`NO_GID`].
+    of_daemon: Vec<u16>,
+}
+
+impl Gids {
+    fn new(of_daemon: Vec<u16>, table: &[GidRow]) -> Self {
+        let empty = || GidRow {
+            gid: Default::default(),
+            interface: String::new(),
+            interface_index: 0,
+            mtu: 0,
+        };
+        let row = |index: &u16| table.get(usize::from(*index)).cloned().unwrap_or_else(empty);
+        Gids { rows: of_daemon.iter().map(row).collect(), of_daemon }
+    }
+
+    /// Returns the index in the daemon's table of the GID with this index.
+    pub(crate) fn to_daemon(&self, index: u8) -> u16 {
+        self.of_daemon.get(usize::from(index)).copied().unwrap_or(NO_GID)
+    }
+
+    /// Returns the index of the GID with this index in the daemon's table.
+    pub(crate) fn of_daemon(&self, index: u16) -> Option<u16> {
+        let at = self.of_daemon.iter().position(|own| *own == index && index != NO_GID)?;
+        u16::try_from(at).ok()
+    }
+}
+
+impl std::ops::Deref for Gids {
+    type Target = [GidRow];
+
+    fn deref(&self) -> &[GidRow] {
+        &self.rows
+    }
+}
+
+fn head(row: &DeviceRow, tree: &str) -> c::ibv_device {
+    let mut device: c::ibv_device = zeroed();
+    (device.node_type, device.transport_type) = match row.kind {
+        DeviceKind::Iwarp => (c::IBV_NODE_RNIC, c::IBV_TRANSPORT_IWARP),
+        DeviceKind::Roce => (c::IBV_NODE_CA, c::IBV_TRANSPORT_IB),
+    };
+    // The file names follow the kernel's `uverbs` devices.
+    let name = &row.name;
+    let file = format!("uverbs{}", row.uverbs);
+    copy_name(&mut device.name, name);
+    copy_name(&mut device.dev_name, &file);
+    let tree = if tree.is_empty() { "/sys" } else { tree };
+    copy_name(&mut device.dev_path, &format!("{tree}/class/infiniband_verbs/{file}"));
+    copy_name(&mut device.ibdev_path, &format!("{tree}/class/infiniband/{name}"));
+    device
+}
+
+/// Copies a name into a C field. Truncates it if necessary, so that a zero byte ends it.
+pub(crate) fn copy_name(field: &mut [c_char], name: &str) {
+    let bytes = name.bytes().take(field.len().saturating_sub(1));
+    for (to, from) in field.iter_mut().zip(bytes) {
+        *to = from as c_char;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use rnic_client::Gid;
+
+    use super::*;
+
+    fn gid_row(last: u8) -> GidRow {
+        let gid = Gid::from(IpAddr::from([192, 0, 2, last]));
+        GidRow { gid, interface: "eth0".to_owned(), interface_index: 2, mtu: 1500 }
+    }
+
+    fn row(gids: Vec<u16>) -> DeviceRow {
+        DeviceRow {
+            name: "rxe0".to_owned(),
+            kind: DeviceKind::Roce,
+            guid: 1,
+            vendor_id: 0,
+            vendor_part_id: 0,
+            interface: "eth0".to_owned(),
+            uverbs: 1,
+            gids,
+        }
+    }
+
+    #[test]
+    fn device_selects_rows_of_the_daemon() {
+        let adapter = Adapter::new(row(Vec::new()), "");
+        let gids: Vec<GidRow> = (0..4).map(gid_row).collect();
+        let devices = vec![row(vec![3, NO_GID, 1])];
+        let tables = Arc::new(Tables { devices, gids: gids.clone() });
+        let shown = adapter.gids(&tables);
+        assert_eq!((&shown[0], &shown[2]), (&gids[3], &gids[1]));
+        assert!(shown[1].gid.is_zero());
+        assert_eq!(
+            (shown.to_daemon(0), shown.to_daemon(1), shown.to_daemon(9)),
+            (3, NO_GID, NO_GID)
+        );
+        assert_eq!([3, 1, 0, NO_GID].map(|n| shown.of_daemon(n)), [Some(0), Some(2), None, None]);
+        // A removed device keeps its indices.
+        let after = Arc::new(Tables { devices: Vec::new(), gids });
+        assert_eq!(adapter.gids(&after).to_daemon(0), 3);
+    }
+}

@@ -1,0 +1,256 @@
+//! The RoCE devices. Each is a name, a GUID and a selection of the daemon's GID table: the addresses
+//! of one interface, or of all. A device has its own indices, which are stable like those of the
+//! daemon's table.
+
+use std::path::Path;
+
+use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, GidRow, NO_GID};
+
+use super::{Manager, gids};
+use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};
+
+/// A RoCE device.
+#[derive(Debug)]
+pub(super) struct RoceDevice {
+    name: String,
+    /// Interface whose addresses are the GIDs.
+    netdev: Netdev,
+    guid: Guid,
+    /// Number of the `uverbs` file. The iWARP device has 0.
+    uverbs: u32,
+    /// GID table of the device. Entries keep their index.
+    gids: Vec<GidRow>,
+}
+
+/// Reason why a device cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The name is taken.
+    #[error("there is already a device {0}")]
+    NameTaken(String),
+    /// The name is invalid.
+    #[error("device {name:?}: the name {why}")]
+    BadName {
+        /// The name.
+        name: String,
+        /// Reason.
+        why: String,
+    },
+    /// The interface does not exist.
+    #[error(
+        "device {name}: there is no network interface {interface:?}; interfaces with addresses: \
+         {known}"
+    )]
+    NoInterface {
+        /// Name of the device.
+        name: String,
+        /// Name of the interface.
+        interface: String,
+        /// Interfaces with addresses.
+        known: String,
+    },
+    /// There are too many devices.
+    #[error("device {0}: there are already {MAX_ROCE_DEVICES} RoCE devices, the maximum")]
+    TooMany(String),
+}
+
+impl RoceDevice {
+    /// Updates the GID table of the device. `table` is that of the daemon, `now` its entries in the
+    /// order of new indices.
+    fn follow(&mut self, table: &[GidRow], now: &[GidRow]) {
+        let has = |gid| table.iter().any(|row| row.gid == gid);
+        let now = now.iter().filter(|row| has(row.gid));
+        let now = now.filter(|row| match &self.netdev {
+            Netdev::All => true,
+            Netdev::Named(interface) => row.interface == *interface,
+        });
+        gids::update(&mut self.gids, now.cloned().collect());
+    }
+
+    /// Returns the interface of the device, or an empty name for all.
+    pub(super) fn interface(&self) -> &str {
+        match &self.netdev {
+            Netdev::All => "",
+            Netdev::Named(interface) => interface,
+        }
+    }
+}
+
+impl Manager {
+    /// Creates the configured devices.
+    ///
+    /// # Errors
+    ///
+    /// The first device that cannot be created, and why.
+    pub fn create_devices(&mut self) -> Result<(), DeviceError> {
+        let config = self.config.clone();
+        for (pattern, netdev) in config.wired.devices.iter() {
+            if !each_interface(pattern, netdev) {
+                let interface = if let Netdev::Named(interface) = netdev { interface } else { "" };
+                self.create_device(device_name(pattern, interface, 0), netdev.clone())?;
+            }
+        }
+        self.create_devices_of_interfaces()
+    }
+
+    /// Creates the devices of patterns for interfaces that have no such device yet.
+    fn create_devices_of_interfaces(&mut self) -> Result<(), DeviceError> {
+        let config = self.config.clone();
+        for (pattern, netdev) in config.wired.devices.iter() {
+            if !each_interface(pattern, netdev) {
+                continue;
+            }
+            for interface in self.interfaces() {
+                let key = (pattern.to_owned(), interface);
+                if self.devices.by_pattern.contains(&key) {
+                    continue;
+                }
+                let number = self.devices.by_pattern.iter().filter(|(of, _)| of == pattern).count();
+                let name = device_name(pattern, &key.1, number);
+                self.create_device(name, Netdev::Named(key.1.clone()))?;
+                self.devices.by_pattern.push(key);
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates a device.
+    pub(super) fn create_device(
+        &mut self,
+        name: String,
+        netdev: Netdev,
+    ) -> Result<(), DeviceError> {
+        check_device(&name).map_err(|why| DeviceError::BadName { name: name.clone(), why })?;
+        let devices = &self.devices.list;
+        if self.config.device.name == name || devices.iter().any(|device| device.name == name) {
+            return Err(DeviceError::NameTaken(name));
+        }
+        if devices.len() >= MAX_ROCE_DEVICES {
+            return Err(DeviceError::TooMany(name));
+        }
+        if let Netdev::Named(interface) = &netdev
+            && !self.has_interface(interface)
+        {
+            let interface = interface.clone();
+            return Err(DeviceError::NoInterface {
+                name,
+                interface,
+                known: self.interfaces().join(", "),
+            });
+        }
+        let uverbs = (1..).find(|n| devices.iter().all(|device| device.uverbs != *n)).unwrap_or(1);
+        let guid = Guid::derived(&name, &self.guid.number().to_be_bytes());
+        let mut device = RoceDevice { name, netdev, guid, uverbs, gids: Vec::new() };
+        device.follow(&self.gids, &self.devices.addresses);
+        self.devices.list.push(device);
+        Ok(())
+    }
+
+    /// Updates the GID tables of all devices, and creates the devices of new interfaces. Returns
+    /// true if there are new devices.
+    pub(super) fn devices_follow(&mut self, now: Vec<GidRow>) -> bool {
+        self.devices.addresses = now;
+        let devices = &mut self.devices;
+        for device in &mut devices.list {
+            device.follow(&self.gids, &devices.addresses);
+        }
+        let before = devices.list.len();
+        // Fails again after each change of an address, for instance if there are too many.
+        if let Err(error) = self.create_devices_of_interfaces() {
+            let problem = error.to_string();
+            if self.devices.problem != problem {
+                tracing::warn!("{problem} (wired.devices)");
+            }
+            self.devices.problem = problem;
+        }
+        before != self.devices.list.len()
+    }
+
+    /// Notifies all sessions of a changed list of devices.
+    pub(super) fn tell_of_devices(&self) {
+        for session in self.sessions.values() {
+            session.tell(&Event::DevicesChanged);
+        }
+    }
+
+    /// Returns all devices: the RoCE devices in the order of their creation, then the iWARP device.
+    pub(super) fn device_rows(&self) -> Vec<DeviceRow> {
+        let wired = &self.config.wired;
+        let of_daemon = |row: &GidRow| {
+            let found = self.gids.iter().position(|own| own.gid == row.gid && !row.gid.is_zero());
+            found.and_then(|index| u16::try_from(index).ok()).unwrap_or(NO_GID)
+        };
+        let roce = self.devices.list.iter().map(|device| DeviceRow {
+            name: device.name.clone(),
+            kind: DeviceKind::Roce,
+            guid: device.guid.number(),
+            vendor_id: wired.vendor_id,
+            vendor_part_id: wired.vendor_part_id,
+            interface: device.interface().to_owned(),
+            uverbs: device.uverbs,
+            gids: device.gids.iter().map(of_daemon).collect(),
+        });
+        let device = &self.config.device;
+        let iwarp = DeviceRow {
+            name: device.name.clone(),
+            kind: DeviceKind::Iwarp,
+            guid: self.guid.number(),
+            vendor_id: device.vendor_id,
+            vendor_part_id: device.vendor_part_id,
+            interface: String::new(),
+            uverbs: 0,
+            gids: Vec::new(),
+        };
+        roce.chain([iwarp]).collect()
+    }
+
+    /// Returns the GID table of a device.
+    pub(super) fn gids_of(&self, name: &str) -> &[GidRow] {
+        let device = self.devices.list.iter().find(|device| device.name == name);
+        device.map_or(&[], |device| &device.gids)
+    }
+
+    /// Returns the interfaces that have GIDs, in the order of the GID table.
+    fn interfaces(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for GidRow { interface, .. } in &self.devices.addresses {
+            if !interface.is_empty() && !all.contains(interface) {
+                all.push(interface.clone());
+            }
+        }
+        all
+    }
+
+    /// Returns true if the host has this interface, with or without addresses.
+    fn has_interface(&self, name: &str) -> bool {
+        self.devices.addresses.iter().any(|row| row.interface == name)
+            || Path::new("/sys/class/net").join(name).exists()
+            // The addresses of the host are unknown.
+            || !self.gids_problem.is_empty()
+    }
+}
+
+/// The RoCE devices of the daemon.
+#[derive(Debug, Default)]
+pub(super) struct RoceDevices {
+    /// In the order of their creation.
+    list: Vec<RoceDevice>,
+    /// Patterns of names with the interfaces that have a device by them, even if it was removed.
+    by_pattern: Vec<(String, String)>,
+    /// The addresses of the host, as rows of a GID table, in the order of new indices.
+    addresses: Vec<GidRow>,
+    /// Reason why the device of an interface was not created, if logged.
+    problem: String,
+}
+
+impl RoceDevices {
+    /// Returns no devices of a host with these addresses.
+    pub(super) fn new(addresses: Vec<GidRow>) -> Self {
+        RoceDevices { addresses, ..RoceDevices::default() }
+    }
+}
+
+/// Returns true if each interface has a device by this pattern.
+fn each_interface(pattern: &str, netdev: &Netdev) -> bool {
+    *netdev == Netdev::All && (pattern.contains("{n}") || pattern.contains("{netdev}"))
+}
