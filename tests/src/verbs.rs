@@ -6,6 +6,9 @@ use std::process::Command;
 
 use crate::{Daemon, built, copy_files, omit};
 
+/// `RNIC_DEVICES` for both default devices, the RoCE device first.
+pub const BOTH_DEVICES: &str = "rnicd1,rnicd0";
+
 /// Copies [`built::libraries`] to a daemon's directory, where every user can read it. Other users
 /// may have no access to the repository.
 ///
@@ -55,10 +58,11 @@ pub fn program_with(source: &str, folder: &Path, options: &[&str]) -> Option<Pat
 }
 
 /// Returns a command that runs a C program over `daemon` with this project's libraries, without
-/// logs.
+/// logs. The program sees the RoCE device and the iWARP device.
 pub fn command(program: &Path, daemon: &Daemon) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", built::libraries());
     command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+    command.env("RNIC_DEVICES", BOTH_DEVICES);
     command
 }

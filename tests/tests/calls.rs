@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use rnic_tests::daemon::Daemon;
+use rnic_tests::verbs::BOTH_DEVICES;
 use rnic_tests::{Process, built};
 use tempfile::TempDir;
 
@@ -24,6 +25,7 @@ fn start(part: &str, daemon: &Daemon) -> (TempDir, Process) {
         .arg(part)
         .env("LD_LIBRARY_PATH", libraries)
         .env("RNIC_SOCKET", daemon.socket())
+        .env("RNIC_DEVICES", BOTH_DEVICES)
         .env_remove("RNIC_LOG");
     (scratch, Process::start(command))
 }

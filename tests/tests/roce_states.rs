@@ -19,8 +19,10 @@ fn a_program_sees_the_devices_that_are_named() {
     let Some(program) = verbs::program("tests/roce_states.c", scratch.path()) else { return };
     let daemon = Daemon::start("");
     for (named, seen) in [
-        ("", &["rnicd1", "rnicd0"][..]),
-        ("rnicd1", &["rnicd1"]),
+        // The default.
+        ("", &["rnicd1"][..]),
+        ("rnicd0", &["rnicd0"]),
+        ("rnicd1,rnicd0", &["rnicd1", "rnicd0"]),
         ("rnicd0,rnicd1", &["rnicd0", "rnicd1"]),
         ("mlx5_0", &[]),
     ] {

@@ -30,6 +30,7 @@ impl Built {
         command.arg("--no-start").arg("--lib-dir").arg(built::libraries());
         command.args(words).arg(&self.program).args(fault);
         command.env("RNIC_SOCKET", self.daemon.socket()).env_remove("RNIC_LOG");
+        command.env("RNIC_DEVICES", rnic_tests::verbs::BOTH_DEVICES);
         for name in ["ASAN_OPTIONS", "TSAN_OPTIONS", "LD_PRELOAD"] {
             command.env_remove(name);
         }

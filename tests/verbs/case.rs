@@ -72,7 +72,7 @@ pub struct Group {
     pub package: &'static str,
     /// Property of all cases for the heading, or empty.
     pub manner: &'static str,
-    /// Devices that the programs see (`RNIC_DEVICES`), or empty for all.
+    /// Devices that the programs see (`RNIC_DEVICES`), or empty for both.
     pub devices: &'static str,
     /// Further configuration of the daemons.
     pub config: &'static str,

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use rnic_tests::verbs::BOTH_DEVICES;
 use rnic_tests::{Daemon, Process, built};
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/own_qp.c");
@@ -21,6 +22,7 @@ fn qp_stored_in_an_id_connects() {
     let mut command = Command::new("timeout");
     command.arg("60").arg(&program);
     command.env("LD_LIBRARY_PATH", built::libraries()).env("RNIC_SOCKET", daemon.socket());
+    command.env("RNIC_DEVICES", BOTH_DEVICES);
     let said = Process::start(command).succeed();
     assert_eq!(said, ["done"]);
     daemon.is_empty();

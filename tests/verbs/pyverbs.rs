@@ -8,6 +8,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use rnic_tests::apart::{Apart, Side};
+use rnic_tests::verbs::BOTH_DEVICES;
 use rnic_tests::{DEADLINE, Daemon, Process, built, omit, on_path};
 use tempfile::TempDir;
 
@@ -549,6 +550,7 @@ impl Stage {
         command.args([PYTHON, program]);
         command.env("LD_LIBRARY_PATH", built::libraries());
         command.env("RNIC_SOCKET", self.daemon.socket()).env("RNIC_LOG", "debug");
+        command.env("RNIC_DEVICES", BOTH_DEVICES);
         command
     }
 

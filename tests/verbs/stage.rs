@@ -249,9 +249,8 @@ impl Stage {
         let fill = |word: &str| word.replace("{ip}", ip).replace("{port}", &port);
         command.args(words.split_whitespace().map(fill));
         command.envs(self.environment(end));
-        if !self.devices.is_empty() {
-            command.env("RNIC_DEVICES", self.devices);
-        }
+        let devices = if self.devices.is_empty() { verbs::BOTH_DEVICES } else { self.devices };
+        command.env("RNIC_DEVICES", devices);
         // Logs the reasons for refusals and failures.
         command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
         // Some programs fork, and their children must be killed, too.

@@ -1,9 +1,11 @@
-//! The devices that a program sees, in order: the RoCE devices, then the iWARP device, or those in
-//! `RNIC_DEVICES`, a comma-separated list of device names.
+//! The devices that a program sees, in order: the RoCE devices, which serve every program, or those
+//! in `RNIC_DEVICES`, a comma-separated list of device names.
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+
+use rnic_client::DeviceKind;
 
 use crate::c::ibv_device;
 use crate::errno::Errno;
@@ -17,9 +19,12 @@ use crate::{log, system};
 
 /// Returns the devices that the program sees.
 pub(crate) fn visible(device: &Device) -> Result<Vec<Arc<Adapter>>, Errno> {
-    let adapters = device.adapters()?;
+    let mut adapters = device.adapters()?;
     Ok(match system::variable(c"RNIC_DEVICES") {
-        None => adapters,
+        None => {
+            adapters.retain(|adapter| adapter.kind() == DeviceKind::Roce);
+            adapters
+        }
         Some(wanted) => named(&wanted, &adapters),
     })
 }
@@ -105,7 +110,7 @@ entry! {
 
 #[cfg(test)]
 mod tests {
-    use rnic_client::{DeviceKind, DeviceRow};
+    use rnic_client::DeviceRow;
 
     use super::*;
 
