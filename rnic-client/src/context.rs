@@ -198,6 +198,20 @@ impl Context {
         self.session.command(RequestBody::Drain { on })
     }
 
+    /// Adds a RoCE device whose GIDs are the addresses of `interface`, or of all interfaces. For
+    /// administrators.
+    pub fn add_device(&self, name: &str, interface: Option<&str>) -> Result<(), Error> {
+        let name = name.to_owned();
+        let interface = interface.unwrap_or_default().to_owned();
+        self.session.command(RequestBody::AddDevice { name, interface })
+    }
+
+    /// Removes a RoCE device from the list of devices. Programs that use it are not affected. For
+    /// administrators.
+    pub fn remove_device(&self, name: &str) -> Result<(), Error> {
+        self.session.command(RequestBody::RemoveDevice { name: name.to_owned() })
+    }
+
     /// Opens a protection domain (`ibv_alloc_pd(3)`). Without a name it is private. A name selects
     /// a `[[pd]]` of the daemon's configuration: QPs of the same domain in other sessions may then
     /// use its regions.

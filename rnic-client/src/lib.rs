@@ -163,8 +163,8 @@ pub use window::MemoryWindow;
 pub use rnic_abi::abi::control::{
     ClientRow, CqRow, DeviceAttributes, DeviceKind, DeviceRow, Diagnosis, DiagnosisKind,
     DisconnectReason, Event, EventRecord, Features, GidRow, LimitRow, ListKind, ListenerRow,
-    MAX_PRIVATE_DATA, MrRow, NO_GID, PAGE_ROWS, PdRow, QpCounters, QpRow, RcOffer, RcPeer, Refusal,
-    Rows, Sending, SrqRow, StatusInfo, WindowRow, Wiring,
+    MAX_PRIVATE_DATA, MrRow, NO_GID, PAGE_ROWS, PdRow, Profile, QpCounters, QpRow, RcOffer, RcPeer,
+    Refusal, Rows, Sending, SrqRow, StatusInfo, WindowRow, Wiring,
 };
 pub use rnic_abi::abi::queue::Sge;
 pub use rnic_abi::roce::{PortSpace, ServiceId};

@@ -21,7 +21,11 @@ pub(crate) fn own_address() -> IpAddr {
 fn interface_address() -> Option<IpAddr> {
     let found = if_addrs::get_if_addrs().ok()?;
     let mut addresses: Vec<IpAddr> = found.into_iter().map(|found| found.ip()).collect();
-    addresses.retain(|address| !address.is_loopback());
+    let is_link_local = |address: &IpAddr| match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    addresses.retain(|address| !address.is_loopback() && !is_link_local(address));
     addresses.sort_by_key(IpAddr::is_ipv6);
     addresses.first().copied()
 }

@@ -169,6 +169,8 @@ impl ChannelSender {
     /// Creates a completion channel. The descriptor is the client's end.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = record_pair()?;
+        // Records that do not fit wait in `ChannelState`, one for each CQ.
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, CHANNEL_BUFFER)?;
         Ok((ChannelSender { socket: ours, state: Mutex::default() }, theirs))
     }
 
@@ -233,6 +235,9 @@ impl ChannelState {
         if self.gone { Sent::Gone } else { Sent::Delivered }
     }
 }
+
+/// Kernel memory for unread records of a completion channel, in bytes. The kernel doubles it.
+const CHANNEL_BUFFER: usize = 32 << 10;
 
 /// Creates a connected pair: the daemon's end non-blocking, the client's blocking as applications
 /// expect.

@@ -405,14 +405,31 @@ fn the_environment_is_printed_for_any_shell() {
     assert!(said(&output).contains("export RNIC_DEVICES=rnicd1;"), "{}", said(&output));
     let output = place.run(&[&devices[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
     assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
-    for (driver, shown) in [("rxe", "rnicd1\n"), ("siw", "rnicd0\n")] {
-        let options = ["--idle", "5s", "--lib-dir", folder, "--as", driver];
-        let output = place.run(&[&options[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
-        assert_eq!(output.stdout, shown.as_bytes(), "{}", said(&output));
-    }
+    let options = ["--idle", "5s", "--lib-dir", folder, "--as", "siw"];
+    let output = place.run(&[&options[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
+    assert_eq!(output.stdout, b"rnicd0\n", "{}", said(&output));
     place.is_left();
     let output = place.run(&["--lib-dir", folder, "--no-start", "--print-env"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0));
+}
+
+#[test]
+fn as_rxe_starts_a_daemon_with_its_profile() {
+    let place = Place::new();
+    let shows = ["sh", "-c", "echo $RNIC_DEVICES"];
+    let output = place.run(&[&["--idle", "1s", "--as", "rxe"][..], &shows].concat());
+    assert_eq!(output.stdout, b"rxe0\n", "{}", said(&output));
+    assert!(!said(&output).contains("profile"), "{}", said(&output));
+    place.is_left();
+    // The daemon of the outer one has another profile, and serves the inner one.
+    let inner = "exec \"$0\" --as rxe sh -c 'echo $RNIC_DEVICES'";
+    let run = place.at("bin/rnic-run");
+    let output = place.run(&["--idle", "20s", "sh", "-c", inner, run.to_str().unwrap()]);
+    assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    let why =
+        "the running daemon has profile \"rnicd\" with the RoCE devices rnicd1; for those of rxe";
+    assert!(said(&output).contains(why), "{}", said(&output));
+    place.is_left();
 }
 
 /// Returns the result of `--check` for a program.

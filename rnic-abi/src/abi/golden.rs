@@ -262,6 +262,11 @@ fn requests() {
             "ac022f0507ac0201020304800801020908",
         ),
         (request(RequestBody::EstablishRc { qp: QpId(7) }), "ac023007"),
+        (
+            request(RequestBody::AddDevice { name: "rxe0".into(), interface: "lo".into() }),
+            "ac02310472786530026c6f",
+        ),
+        (request(RequestBody::RemoveDevice { name: "rxe0".into() }), "ac02320472786530"),
     ];
     check::<RequestBody>(2, &golden);
     for (Request { body, .. }, _) in &golden {
@@ -396,10 +401,11 @@ fn replies() {
                         gids: vec![3, NO_GID],
                     }],
                     tree: "/t".into(),
+                    profile: Profile::Rxe,
                 })),
                 "01000106726e6963643005302e312e300102030405060708090a0b010c0d\
                  0f8180849885c09780021011010472786530018280849885c0978002a5280e\
-                 0465746830010203ffff03022f7400",
+                 0465746830010203ffff03022f740100",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
             (reply(ReplyBody::SharedBuffer { buffer: SharedBufferId(2) }), "0100030200"),

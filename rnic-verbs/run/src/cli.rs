@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Parser;
-use rnic_client::{DeviceKind, DeviceRow};
+use rnic_client::{DeviceKind, DeviceRow, Profile};
 
 use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon};
@@ -40,8 +40,9 @@ struct Cli {
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
     /// The kernel driver whose devices the program expects: rxe shows the RoCE devices, which have
-    /// everything (RC, UC and UD, with and without rdma_cm), siw the iWARP device [default: the
-    /// devices in RNIC_DEVICES, else rxe].
+    /// everything (RC, UC and UD, with and without rdma_cm), siw the iWARP device. A daemon started
+    /// by `--as rxe` has the names, GID tables and limits of rxe [default: the devices in
+    /// RNIC_DEVICES, else the RoCE devices].
     #[arg(long = "as", value_name = "DRIVER", conflicts_with = "devices")]
     driver: Option<Driver>,
     /// Devices for the program, in this order ("rnicd1,rnicd0").
@@ -282,7 +283,12 @@ type Serving = (Option<PathBuf>, Vec<DeviceRow>);
 /// Ensures that a daemon serves this user. Returns `None` if it has exited again.
 fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     match daemon::probe() {
-        Probe::Serves { tree, devices, .. } => return Ok(Some((tree, devices))),
+        Probe::Serves { tree, devices, profile, .. } => {
+            if cli.driver == Some(Driver::Rxe) && profile != Profile::Rxe {
+                print_message(&other_profile(&devices, profile));
+            }
+            return Ok(Some((tree, devices)));
+        }
         Probe::Refuses(why) => return Err(DaemonError::Refuses(why).into()),
         Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) if cli.no_start => {
             return Err(DaemonError::Absent(why).into());
@@ -293,6 +299,9 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     // The helper process becomes the daemon's parent. The program must not be its parent.
     let mut helper = Command::new("/proc/self/exe");
     helper.arg("--start-daemon").arg("--idle").arg(&cli.idle);
+    if let Some(Driver::Rxe) = cli.driver {
+        helper.args(["--as", "rxe"]);
+    }
     if let Some(program) = &cli.daemon {
         helper.arg("--daemon").arg(absolute(program)?);
     }
@@ -309,9 +318,23 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     }
 }
 
+/// Describes the devices of a daemon that does not have those of rxe.
+fn other_profile(devices: &[DeviceRow], profile: Profile) -> String {
+    let roce = devices.iter().filter(|device| device.kind == DeviceKind::Roce);
+    let names: Vec<&str> = roce.map(|device| device.name.as_str()).collect();
+    format!(
+        "the running daemon has profile \"{}\" with the RoCE devices {}; for those of rxe, set \
+         wired.profile = \"rxe\" in its configuration, or run this again after it has ended",
+        profile.name(),
+        names.join(", ")
+    )
+}
+
 /// Runs as the helper process: starts a daemon and returns when it accepts clients.
 fn start(cli: &Cli) -> Result<(), RunError> {
-    let started = daemon::start(&StartOptions { program: cli.daemon.as_deref(), idle: &cli.idle })?;
+    let profile = if cli.driver == Some(Driver::Rxe) { Profile::Rxe } else { Profile::default() };
+    let program = cli.daemon.as_deref();
+    let started = daemon::start(&StartOptions { program, idle: &cli.idle, profile })?;
     if let Some(StartedDaemon { pid, log }) = started {
         let idle = &cli.idle;
         let log = log.display();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rnic_client::{AdmissionError, Context, DeviceRow, Error, StatusInfo};
+use rnic_client::{AdmissionError, Context, DeviceRow, Error, Profile, StatusInfo};
 
 use crate::outlive;
 
@@ -30,6 +30,8 @@ pub enum Probe {
         tree: Option<PathBuf>,
         /// Its devices.
         devices: Vec<DeviceRow>,
+        /// Profile of its RoCE devices.
+        profile: Profile,
         /// Its status.
         status: Box<StatusInfo>,
     },
@@ -110,6 +112,8 @@ pub struct StartOptions<'a> {
     pub program: Option<&'a Path>,
     /// Time without clients after which it exits, in the syntax of `rnicd`.
     pub idle: &'a str,
+    /// Profile of its RoCE devices.
+    pub profile: Profile,
 }
 
 /// A daemon that this process has started.
@@ -130,6 +134,7 @@ pub fn probe() -> Probe {
             status: Box::new(status),
             tree: Some(PathBuf::from(device.tree)).filter(|tree| tree.is_dir()),
             devices: device.devices,
+            profile: device.profile,
         },
         Err(error) => refused(&error, &foreign_socket()),
     }
@@ -242,6 +247,9 @@ fn spawn(
     let logged = file.metadata().map_or(0, |found| found.len());
     let mut command = outlive::command(&program);
     command.args(["run", "--detached", "--exit-when-idle", what.idle]);
+    if what.profile != Profile::default() {
+        command.args(["--profile", what.profile.name()]);
+    }
     if let Some(socket) = socket {
         command.arg("--socket").arg(socket);
     }

@@ -4,15 +4,17 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{DeviceKind, DeviceRow, GidRow, NO_GID};
+use rnic_client::{DeviceAttributes, DeviceKind, DeviceRow, Gid, GidRow, NO_GID};
 
 use crate::c;
 use crate::ffi::handles::{Foreign, Kind, add, remove, zeroed};
 use crate::verbs::device_table::Tables;
+use crate::verbs::limits::Limits;
 
 /// A device. It stays usable after the daemon has removed it.
 pub(crate) struct Adapter {
     row: DeviceRow,
+    limits: Limits,
     block: Box<DeviceBlock>,
     /// Default objects for ids.
     pub(crate) defaults: Defaults,
@@ -43,12 +45,13 @@ unsafe impl Send for DeviceBlock {}
 unsafe impl Sync for DeviceBlock {}
 
 impl Adapter {
-    /// Creates the C structure of a device, whose files are below `tree`.
-    pub(crate) fn new(row: DeviceRow, tree: &str) -> Arc<Adapter> {
-        let block = Box::new(DeviceBlock { device: head(&row, tree), padding: [0; 16] });
+    /// Creates a device of a daemon.
+    pub(crate) fn new(row: DeviceRow, of: &DeviceAttributes) -> Arc<Adapter> {
+        let limits = Limits::of(of, row.kind);
+        let block = Box::new(DeviceBlock { device: head(&row, &of.tree), padding: [0; 16] });
         let defaults =
             Defaults { context: Mutex::new(Foreign::NULL), pd: Mutex::new(Foreign::NULL) };
-        let adapter = Arc::new(Adapter { row, block, defaults, gids: Mutex::default() });
+        let adapter = Arc::new(Adapter { row, limits, block, defaults, gids: Mutex::default() });
         add(Kind::Device, adapter.head().0.addr());
         adapter
     }
@@ -70,6 +73,10 @@ impl Adapter {
     /// Returns true if the addresses of only one interface are GIDs of the device.
     pub(crate) fn has_one_interface(&self) -> bool {
         !self.row.interface.is_empty()
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Returns the description of the device when the library first saw it.
@@ -120,13 +127,7 @@ pub(crate) struct Gids {
 
 impl Gids {
     fn new(of_daemon: Vec<u16>, table: &[GidRow]) -> Self {
-        let empty = || GidRow {
-            gid: Default::default(),
-            interface: String::new(),
-            interface_index: 0,
-            mtu: 0,
-        };
-        let row = |index: &u16| table.get(usize::from(*index)).cloned().unwrap_or_else(empty);
+        let row = |index: &u16| table.get(usize::from(*index)).cloned().unwrap_or_else(empty_gid);
         Gids { rows: of_daemon.iter().map(row).collect(), of_daemon }
     }
 
@@ -140,6 +141,11 @@ impl Gids {
         let at = self.of_daemon.iter().position(|own| *own == index && index != NO_GID)?;
         u16::try_from(at).ok()
     }
+}
+
+/// Returns an empty entry of a GID table.
+pub(crate) fn empty_gid() -> GidRow {
+    GidRow { gid: Gid::default(), interface: String::new(), interface_index: 0, mtu: 0 }
 }
 
 impl std::ops::Deref for Gids {
@@ -176,10 +182,10 @@ pub(crate) fn copy_name(field: &mut [c_char], name: &str) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::net::IpAddr;
 
-    use rnic_client::Gid;
+    use rnic_client::Profile;
 
     use super::*;
 
@@ -201,9 +207,51 @@ mod tests {
         }
     }
 
+    /// Returns the attributes of a daemon with large limits.
+    pub(crate) fn attributes(profile: Profile) -> DeviceAttributes {
+        DeviceAttributes {
+            name: String::new(),
+            version: String::new(),
+            max_qps: 1,
+            max_wr_depth: 1 << 16,
+            max_sge: 16,
+            max_inline: 4096,
+            max_cqs: 1,
+            max_cq_entries: 1 << 18,
+            max_mrs: 1,
+            max_shared_bytes: 1,
+            max_pds: 1,
+            max_ird: 128,
+            max_ord: 128,
+            direct_path: true,
+            max_windows: 1,
+            max_srqs: 1,
+            hw_ver: 0,
+            guid: 1,
+            max_srq_wr: 1 << 16,
+            max_backlog: 1,
+            devices: Vec::new(),
+            tree: String::new(),
+            profile,
+        }
+    }
+
+    #[test]
+    fn profile_limits_the_roce_device_only() {
+        let of = |profile, kind| Limits::of(&attributes(profile), kind);
+        let own = of(Profile::Rnicd, DeviceKind::Roce);
+        assert_eq!((own.cqe, own.inline, own.gids), (1 << 18, 4096, 1));
+        assert_eq!(of(Profile::Rxe, DeviceKind::Iwarp), own);
+        let rxe = of(Profile::Rxe, DeviceKind::Roce);
+        assert_eq!((rxe.cqe, rxe.inline, rxe.ah), (32_767, 512, 32_767));
+        assert_eq!((rxe.ack_delay, rxe.gids), (15, 1024));
+        // Never more than the daemon grants.
+        assert_eq!((rxe.wr, rxe.srq_wr, rxe.sge, rxe.srq_sge), (1 << 16, 1 << 16, 16, 16));
+    }
+
     #[test]
     fn device_selects_rows_of_the_daemon() {
-        let adapter = Adapter::new(row(Vec::new()), "");
+        let adapter = Adapter::new(row(Vec::new()), &attributes(Profile::Rnicd));
         let gids: Vec<GidRow> = (0..4).map(gid_row).collect();
         let devices = vec![row(vec![3, NO_GID, 1])];
         let tables = Arc::new(Tables { devices, gids: gids.clone() });

@@ -4,6 +4,7 @@
 //! to check that one of their GIDs is usable.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rnic_client::{GRH_LEN, Gid, GidRow, PdId, route_of};
 
@@ -31,6 +32,12 @@ pub(crate) struct Route {
     pub(crate) gid: Gid,
 }
 
+impl Drop for AhBody {
+    fn drop(&mut self) {
+        self.pd.device().ahs.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Body for AhBody {
     type Head = ibv_ah;
     const KIND: Kind = Kind::Ah;
@@ -45,13 +52,19 @@ impl AhBody {
     /// # Errors
     ///
     /// `EOPNOTSUPP` if the device has no GIDs; `EINVAL` if the attributes have no GRH, or an
-    /// invalid port or source GID.
+    /// invalid port or source GID; `ENOMEM` if the process has too many handles.
     pub(crate) fn new(pd: PdUser, attributes: &ibv_ah_attr, gids: &Gids) -> Result<AhBody, Errno> {
         if gids.is_empty() {
             return Err(unsupported!("address handles: the device has no GID to send from"));
         }
         check_route(attributes, gids)?;
         let Destination { source, gid } = destination(attributes);
+        let ahs = &pd.device().ahs;
+        let most = pd.adapter().limits().ah;
+        let one_more = |n| (n < most).then_some(n + 1);
+        if ahs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
+            return Err(errno!(libc::ENOMEM, "the process has {most} address handles (max_ah)"));
+        }
         Ok(AhBody { pd, route: Route { source: gids.to_daemon(source), gid } })
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -27,6 +28,8 @@ pub(crate) struct Device {
     /// The channel of CQs without a channel, see [`silent_channel`](Self::silent_channel).
     silent: Mutex<Option<CompletionChannel>>,
     table: DeviceTable,
+    /// Number of address handles.
+    pub(crate) ahs: AtomicU32,
     pub(crate) cqs: RwLock<HashMap<CqId, Arc<dyn AnyCq>>>,
     pub(crate) qps: RwLock<HashMap<QpId, Arc<dyn AnyQp>>>,
     pub(crate) srqs: RwLock<HashMap<SrqId, Arc<dyn AnySrq>>>,
@@ -47,6 +50,7 @@ impl Device {
             contexts: Mutex::default(),
             silent: Mutex::default(),
             table: DeviceTable::default(),
+            ahs: AtomicU32::new(0),
             cqs: RwLock::default(),
             qps: RwLock::default(),
             srqs: RwLock::default(),
@@ -78,7 +82,7 @@ impl Device {
             if let Some(adapter) = known.iter().find(|adapter| adapter.is(row)) {
                 return adapter.clone();
             }
-            let adapter = Adapter::new(row.clone(), &self.attributes.tree);
+            let adapter = Adapter::new(row.clone(), &self.attributes);
             known.push(adapter.clone());
             adapter
         });

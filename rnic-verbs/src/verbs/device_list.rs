@@ -110,9 +110,10 @@ entry! {
 
 #[cfg(test)]
 mod tests {
-    use rnic_client::DeviceRow;
+    use rnic_client::{DeviceRow, Profile};
 
     use super::*;
+    use crate::verbs::adapter::tests::attributes;
 
     #[test]
     fn devices_are_listed_as_they_are_named() {
@@ -127,7 +128,7 @@ mod tests {
                 uverbs,
                 gids: Vec::new(),
             };
-            Adapter::new(row, "")
+            Adapter::new(row, &attributes(Profile::Rnicd))
         };
         let all = [adapter("rxe_0", 1), adapter("rxe_1", 2), adapter("rnicd0", 0)];
         let of = |wanted: &str| {

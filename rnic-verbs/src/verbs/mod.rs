@@ -11,6 +11,7 @@ pub(crate) mod device;
 pub(crate) mod device_list;
 pub(crate) mod device_table;
 mod event_thread;
+pub(crate) mod limits;
 pub(crate) mod mr;
 pub(crate) mod mw;
 pub(crate) mod open;

@@ -40,7 +40,8 @@ pub(super) struct ServicePort {
 
 impl Default for ServicePort {
     fn default() -> Self {
-        let port = DatagramPort { gids: Vec::new(), mtu: 0, udp: 0, direct: false };
+        let port =
+            DatagramPort { gids: Vec::new(), mtu: 0, udp: 0, direct: false, internal: Vec::new() };
         ServicePort {
             port: Arc::new(port),
             has_loopback: false,

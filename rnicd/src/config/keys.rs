@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rnic_abi::abi::control::Profile;
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
@@ -53,9 +54,20 @@ section! {
     "wired" Wired
 
     // At start only, because devices can also be added and removed at run time.
-    devices: RoceDevices = devices().at_start(),
+    profile: Profile = word(Profile::Rnicd, Profile::ALL, Profile::name)
+        .at_start()
+        .explained(|profile| match profile {
+            Profile::Rnicd => "names, GID tables and limits of rnicd",
+            Profile::Rxe => "names, GID tables and limits of the kernel's rxe",
+        }),
+        "names, GID tables and limits of the RoCE devices";
+    /// `None` means the devices of the profile.
+    devices: Option<RoceDevices> = devices().at_start(),
         "RoCE devices, each with the interface whose addresses are its GIDs";
-    vendor_id: u32 = vendor_id().at_start(), "vendor ID (OUI) shown to programs";
+    /// `None` means that of the profile.
+    vendor_id: Option<u32> = optional("(by profile)", check_vendor, |id| format!("{id:#x}"))
+        .at_start(),
+        "vendor ID (OUI) shown to programs";
     vendor_part_id: u32 = number(0, 0..=u32::MAX).at_start(), "part ID of the vendor";
     // UDP port of RoCE v2.
     port: u16 = number(4791, 1..=u16::MAX).at_start(),
@@ -214,15 +226,39 @@ fn name() -> Key<String> {
     Key::new("rnicd0".to_owned(), check, String::clone)
 }
 
-fn devices() -> Key<RoceDevices, Spanned<BTreeMap<String, String>>> {
-    Key::new(RoceDevices::default(), RoceDevices::new, RoceDevices::to_string)
+impl Wired {
+    /// Returns the RoCE devices.
+    pub fn roce_devices(&self) -> RoceDevices {
+        self.devices.clone().unwrap_or_else(|| RoceDevices::of(self.profile))
+    }
+
+    /// Returns the vendor ID of the RoCE devices.
+    pub fn effective_vendor_id(&self) -> u32 {
+        self.vendor_id.unwrap_or(match self.profile {
+            Profile::Rnicd => VENDOR_ID,
+            // `RXE_VENDOR_ID`, see `rnic-verbs/src/verbs/limits.rs`.
+            Profile::Rxe => 0xff_ffff,
+        })
+    }
 }
 
-/// An OUI. The default is a locally administered one, which no vendor has. Test suites require a
-/// nonzero vendor ID, and no program has special handling for this one.
+fn devices() -> Key<Option<RoceDevices>, Spanned<BTreeMap<String, String>>> {
+    let show = |devices: &Option<RoceDevices>| {
+        devices.as_ref().map_or("(by profile)".to_owned(), RoceDevices::to_string)
+    };
+    Key::new(None, |written| RoceDevices::new(written).map(Some), show)
+}
+
+/// A locally administered OUI, which no vendor has. Test suites require a nonzero vendor ID, and no
+/// program has special handling for this one.
+const VENDOR_ID: u32 = 0x02_524e;
+
 fn vendor_id() -> Key<u32> {
-    let check = |id| in_range(&id, &(0..=(1 << 24) - 1)).map(|()| id);
-    Key::new(0x02_524e, check, |id| format!("{id:#x}"))
+    Key::new(VENDOR_ID, |id| check_vendor(&id).map(|()| id), |id| format!("{id:#x}"))
+}
+
+fn check_vendor(id: &u32) -> Result<(), String> {
+    in_range(id, &(0..=(1 << 24) - 1))
 }
 
 fn show_addresses(addresses: &[IpAddr]) -> String {

@@ -228,7 +228,8 @@ kinds! {
         .charged_in("resource/memory/windows.rs");
     /// Completion channels, each with a socket.
     Channels = counted("channels", "completion channels")
-        .device(4_096).user(2_048).session(1_024).range(0, OBJECTS).has_descriptor()
+        // As many as a session has CQs: programs often create one for each.
+        .device(16_384).user(12_288).session(12_288).range(0, OBJECTS).has_descriptor()
         .charged_in("resource/queue/channels.rs");
     /// Completion queues. Their entries have a limit of their own.
     Cqs = counted("cqs", "completion queues")

@@ -46,7 +46,9 @@ pub use kind::{Kind, Scope};
 pub use limits::{Limits, UNLIMITED, Values};
 pub use log::log_filter;
 pub use ports::PortMap;
-pub use roce_devices::{MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, device_name};
+pub use roce_devices::{
+    MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, check_interface, device_name,
+};
 pub use rules::{AddressRule, NamedPd, Override};
 use rules::{ConnectTable, ListenTable, PdTable};
 use section::{Row, Section};
@@ -204,7 +206,7 @@ impl File {
     fn check(self) -> Result<Config, Wrong> {
         rules::check_overrides(&self.user)?;
         rules::check_overrides(&self.group)?;
-        self.wired.devices.check_against(&self.device.name)?;
+        self.wired.roce_devices().check_against(&self.device.name)?;
         Ok(Config {
             device: self.device,
             wired: self.wired,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use rnic_abi::abi::control::Profile;
 use toml::Spanned;
 
 use super::error::Wrong;
@@ -26,13 +27,16 @@ pub enum Netdev {
     Named(String),
 }
 
-impl Default for RoceDevices {
-    fn default() -> Self {
-        RoceDevices { map: BTreeMap::from([("rnicd1".to_owned(), Netdev::All)]), at: 0 }
-    }
-}
-
 impl RoceDevices {
+    /// Returns the default devices of a profile.
+    pub(super) fn of(profile: Profile) -> Self {
+        let name = match profile {
+            Profile::Rnicd => "rnicd1",
+            Profile::Rxe => "rxe0",
+        };
+        RoceDevices { map: BTreeMap::from([(name.to_owned(), Netdev::All)]), at: 0 }
+    }
+
     /// Checks the map of the file.
     pub(super) fn new(written: Spanned<BTreeMap<String, String>>) -> Result<Self, String> {
         let at = written.span().start;
@@ -106,7 +110,7 @@ pub fn check_device(name: &str) -> Result<(), String> {
 }
 
 /// Checks the name of an interface by the kernel's rules.
-fn check_interface(name: &str) -> Result<(), String> {
+pub fn check_interface(name: &str) -> Result<(), String> {
     let plain = |c: char| !c.is_whitespace() && !c.is_control() && !"/:".contains(c);
     if (1..16).contains(&name.len()) && name.chars().all(plain) && ![".", ".."].contains(&name) {
         Ok(())
@@ -126,7 +130,7 @@ mod tests {
     fn devices(map: &str) -> Result<RoceDevices, String> {
         let text = format!("[wired]\ndevices = {map}\n");
         let config = Config::parse(std::path::Path::new("t"), &text);
-        config.map(|config| config.wired.devices).map_err(|e| e.to_string())
+        config.map(|config| config.wired.roce_devices()).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -138,7 +142,12 @@ mod tests {
             Ok(all.to_owned())
         );
         assert_eq!(shown("{}"), Ok("-".to_owned()));
-        assert_eq!(RoceDevices::default().to_string(), "rnicd1 = *");
+        assert_eq!(Config::default().wired.roce_devices().to_string(), "rnicd1 = *");
+        let rxe = Config::parse(std::path::Path::new("t"), "[wired]\nprofile = \"rxe\"\n");
+        assert_eq!(
+            rxe.map(|rxe| rxe.wired.roce_devices().to_string()).ok().as_deref(),
+            Some("rxe0 = *")
+        );
         assert_eq!(device_name("rxe_{netdev}_{n}", "eth0", 3), "rxe_eth0_3");
     }
 

@@ -532,6 +532,11 @@ impl Server {
     fn follow_addresses(&mut self) {
         let Some(found) = self.addresses.as_ref().and_then(Addresses::poll) else { return };
         self.manager.addresses_read(found);
+        self.update_tree();
+    }
+
+    /// Updates devices and GID tables in the tree.
+    fn update_tree(&mut self) {
         if let Some(live) = &mut self.tree {
             live.tree.update(&self.manager.tree_facts());
             live.is_still = false;
@@ -620,7 +625,12 @@ impl Server {
                 let id = request.id;
                 // Set before the request runs, because it may be answered at once.
                 client.stage = Stage::AwaitWorkers { session, request: id };
-                match self.manager.request(session, request.body, descriptor, now) {
+                let answer = self.manager.request(session, request.body, descriptor, now);
+                if self.manager.take_changed_devices() {
+                    // Before the reply, after which a script may read the tree.
+                    self.update_tree();
+                }
+                match answer {
                     Ok(Outcome::Later) => {}
                     Ok(Outcome::Now(granted)) => self.answer(session, Ok(*granted), now),
                     Err(refused) => self.answer(session, Err(refused), now),

@@ -1,6 +1,7 @@
 //! Follows changes to the addresses of this host.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use if_addrs::Interface;
 use rnic_abi::abi::control::Event;
@@ -23,15 +24,18 @@ impl Manager {
         let mut gids = self.gids.clone();
         let now = gids::table(&self.config, &found);
         gids::update(&mut gids, now.clone());
-        if gids == self.gids {
+        let internal = gids::internal(&gids, &found);
+        if (&gids, &internal) == (&self.gids, &self.internal_gids) {
             return;
         }
         self.gids = gids;
+        self.internal_gids = internal;
         if self.devices_follow(now) {
             self.tell_of_devices();
         }
         let Config { wired, engine, .. } = &*self.config;
-        self.datagram_port = gids::datagram_port(&self.gids, wired.port, engine.loopback);
+        self.datagram_port =
+            gids::datagram_port(&self.gids, &self.internal_gids, wired.port, engine.loopback);
         let has_loopback = self.config.device.addresses.is_empty();
         self.cm.set_datagram_port(&self.datagram_port, has_loopback, clock::now());
         self.follow_gids();
@@ -61,6 +65,30 @@ impl Manager {
     /// Returns true if the daemon has this GID.
     pub(super) fn has_gid(&self, gid: Gid) -> bool {
         !gid.is_zero() && self.gids.iter().any(|row| row.gid == gid)
+    }
+
+    /// Returns true if only QPs of this daemon have this GID.
+    pub(super) fn is_internal(&self, gid: Gid) -> bool {
+        self.internal_gids.contains(&gid)
+    }
+
+    /// Returns the socket address of a GID for a socket of this daemon at the GID `own`. A
+    /// link-local address is on the link of that GID.
+    pub(super) fn socket_address(&self, gid: Gid, port: u16, own: Gid) -> SocketAddr {
+        match gid.address() {
+            IpAddr::V6(ip) if gids::is_link_local(gid) => {
+                let row = self.gids.iter().find(|row| row.gid == own);
+                let scope = row.map_or(0, |row| row.interface_index);
+                SocketAddrV6::new(ip, port, 0, scope).into()
+            }
+            ip => SocketAddr::new(ip, port),
+        }
+    }
+
+    /// Returns the GIDs that are addresses of this host.
+    pub(super) fn host_gids(&self) -> impl Iterator<Item = Gid> {
+        let gids = self.gids.iter().map(|row| row.gid);
+        gids.filter(|gid| !gid.is_zero() && !self.is_internal(*gid))
     }
 
     /// Returns the number of entries that are not empty.

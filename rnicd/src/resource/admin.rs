@@ -1,12 +1,14 @@
-//! Requests from administrators that affect other users: draining, and ending a connection.
+//! Requests from administrators that affect other users: draining, ending a connection, and adding
+//! and removing devices.
 
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::types::*;
 use rnic_core::engine::EngineCommand;
 
 use super::qp::{QpPhase, wrong_state};
-use super::{Answer, Manager, Outcome, find, refuse};
+use super::{Answer, DeviceError, Manager, Outcome, find, refuse};
 use crate::cm::ConnectFailure;
+use crate::config::{Netdev, check_interface};
 
 impl Manager {
     /// Starts or ends draining, which refuses new objects. Existing objects are not affected.
@@ -43,6 +45,48 @@ impl Manager {
         let text = format!("QP {qp} was disconnected by an administrator");
         self.note("disconnected", Some(owner), text);
         Outcome::done()
+    }
+
+    /// Adds a RoCE device, which programs see from now on.
+    pub(super) fn add_device(&mut self, id: SessionId, name: String, interface: String) -> Answer {
+        self.check_admin(id, "add a device")?;
+        let netdev = match interface.as_str() {
+            "" => Netdev::All,
+            name => {
+                check_interface(name).map_err(|why| refuse::invalid("interface", why))?;
+                Netdev::Named(interface)
+            }
+        };
+        let text = match &netdev {
+            Netdev::All => format!("device {name} was added, with all interfaces"),
+            Netdev::Named(interface) => format!("device {name} was added, on {interface}"),
+        };
+        self.create_device(name, netdev).map_err(|error| match error {
+            // The name may be long.
+            DeviceError::BadName { why, .. } => refuse::invalid("name", why),
+            error => refuse::invalid("device", error.to_string()),
+        })?;
+        self.devices_changed(id, text);
+        Outcome::done()
+    }
+
+    /// Removes a RoCE device from the list. Programs that use it keep it.
+    pub(super) fn remove_device(&mut self, id: SessionId, name: &str) -> Answer {
+        self.check_admin(id, "remove a device")?;
+        if name == self.config.device.name {
+            return Err(refuse::invalid("name", "the iWARP device cannot be removed"));
+        }
+        if !self.delete_device(name) {
+            return Err(refuse::invalid("name", "there is no such RoCE device"));
+        }
+        self.devices_changed(id, format!("device {name} was removed"));
+        Outcome::done()
+    }
+
+    fn devices_changed(&mut self, id: SessionId, text: String) {
+        tracing::info!(session = %id, "{text}");
+        self.note("devices_changed", Some(id), text);
+        self.tell_of_devices();
     }
 
     fn check_admin(&mut self, id: SessionId, verb: &str) -> Result<(), Refusal> {

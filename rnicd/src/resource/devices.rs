@@ -83,20 +83,34 @@ impl Manager {
     ///
     /// The first device that cannot be created, and why.
     pub fn create_devices(&mut self) -> Result<(), DeviceError> {
-        let config = self.config.clone();
-        for (pattern, netdev) in config.wired.devices.iter() {
+        let devices = self.config.wired.roce_devices();
+        for (pattern, netdev) in devices.iter() {
             if !each_interface(pattern, netdev) {
                 let interface = if let Netdev::Named(interface) = netdev { interface } else { "" };
                 self.create_device(device_name(pattern, interface, 0), netdev.clone())?;
             }
         }
-        self.create_devices_of_interfaces()
+        match self.create_devices_of_interfaces() {
+            // Some hosts have many interfaces.
+            Err(error @ DeviceError::TooMany(_)) => self.warn_of_device(&error),
+            other => other?,
+        }
+        Ok(())
+    }
+
+    /// Logs why the device of an interface was not created, unless it was logged before.
+    fn warn_of_device(&mut self, error: &DeviceError) {
+        let problem = error.to_string();
+        if self.devices.problem != problem {
+            tracing::warn!("{problem} (wired.devices)");
+        }
+        self.devices.problem = problem;
     }
 
     /// Creates the devices of patterns for interfaces that have no such device yet.
     fn create_devices_of_interfaces(&mut self) -> Result<(), DeviceError> {
-        let config = self.config.clone();
-        for (pattern, netdev) in config.wired.devices.iter() {
+        let devices = self.config.wired.roce_devices();
+        for (pattern, netdev) in devices.iter() {
             if !each_interface(pattern, netdev) {
                 continue;
             }
@@ -157,17 +171,27 @@ impl Manager {
         let before = devices.list.len();
         // Fails again after each change of an address, for instance if there are too many.
         if let Err(error) = self.create_devices_of_interfaces() {
-            let problem = error.to_string();
-            if self.devices.problem != problem {
-                tracing::warn!("{problem} (wired.devices)");
-            }
-            self.devices.problem = problem;
+            self.warn_of_device(&error);
         }
         before != self.devices.list.len()
     }
 
+    /// Removes a device from the list. Returns false if there is no such RoCE device.
+    pub(super) fn delete_device(&mut self, name: &str) -> bool {
+        let devices = &mut self.devices.list;
+        let before = devices.len();
+        devices.retain(|device| device.name != name);
+        devices.len() < before
+    }
+
+    /// Returns true if devices were added or removed since the last call.
+    pub fn take_changed_devices(&mut self) -> bool {
+        std::mem::take(&mut self.devices.changed)
+    }
+
     /// Notifies all sessions of a changed list of devices.
-    pub(super) fn tell_of_devices(&self) {
+    pub(super) fn tell_of_devices(&mut self) {
+        self.devices.changed = true;
         for session in self.sessions.values() {
             session.tell(&Event::DevicesChanged);
         }
@@ -184,7 +208,7 @@ impl Manager {
             name: device.name.clone(),
             kind: DeviceKind::Roce,
             guid: device.guid.number(),
-            vendor_id: wired.vendor_id,
+            vendor_id: wired.effective_vendor_id(),
             vendor_part_id: wired.vendor_part_id,
             interface: device.interface().to_owned(),
             uverbs: device.uverbs,
@@ -210,11 +234,12 @@ impl Manager {
         device.map_or(&[], |device| &device.gids)
     }
 
-    /// Returns the interfaces that have GIDs, in the order of the GID table.
+    /// Returns the interfaces that have addresses other than link-local ones, in the order of the
+    /// GID table.
     fn interfaces(&self) -> Vec<String> {
         let mut all: Vec<String> = Vec::new();
-        for GidRow { interface, .. } in &self.devices.addresses {
-            if !interface.is_empty() && !all.contains(interface) {
+        for GidRow { gid, interface, .. } in &self.devices.addresses {
+            if !gids::is_link_local(*gid) && !interface.is_empty() && !all.contains(interface) {
                 all.push(interface.clone());
             }
         }
@@ -239,6 +264,8 @@ pub(super) struct RoceDevices {
     by_pattern: Vec<(String, String)>,
     /// The addresses of the host, as rows of a GID table, in the order of new indices.
     addresses: Vec<GidRow>,
+    /// Devices were added or removed, and the device tree does not show it yet.
+    changed: bool,
     /// Reason why the device of an interface was not created, if logged.
     problem: String,
 }

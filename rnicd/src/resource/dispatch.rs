@@ -134,6 +134,8 @@ impl Manager {
                 self.accept_rc(id, params, now)
             }
             R::EstablishRc { qp } => self.establish_rc(id, qp, now),
+            R::AddDevice { name, interface } => self.add_device(id, name, interface),
+            R::RemoveDevice { name } => self.remove_device(id, &name),
         }
     }
 

@@ -82,6 +82,8 @@ pub struct Manager {
     guid: Guid,
     /// GID table. Entries keep their index.
     gids: Vec<GidRow>,
+    /// GIDs that only QPs of this daemon have, because they are no addresses of the host.
+    internal_gids: Vec<Gid>,
     devices: RoceDevices,
     /// Error of the last attempt to read the host's addresses. Empty if it succeeded.
     gids_problem: String,
@@ -158,7 +160,9 @@ impl Manager {
         let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
         let found = if_addrs::get_if_addrs();
         let gids = gids::table(&config, found.as_deref().unwrap_or_default());
-        let datagram_port = gids::datagram_port(&gids, config.wired.port, config.engine.loopback);
+        let internal_gids = gids::internal(&gids, found.as_deref().unwrap_or_default());
+        let datagram_port =
+            gids::datagram_port(&gids, &internal_gids, config.wired.port, config.engine.loopback);
         cm.set_datagram_port(
             &datagram_port,
             config.device.addresses.is_empty(),
@@ -176,6 +180,7 @@ impl Manager {
             datagram_port,
             wired_port: WiredPort::default(),
             devices,
+            internal_gids,
             gids,
             gids_problem: String::new(),
             tree: None,

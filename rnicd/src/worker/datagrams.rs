@@ -6,7 +6,7 @@
 //! counted. Management packets are checked here and passed to the control thread, see `management`.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use rnic_abi::roce::packet::{MAX_LEN, destination, parse};
 use rnic_abi::roce::{connection, mad, sidr};
@@ -30,6 +30,8 @@ pub(super) struct DatagramSockets {
 struct DatagramSocket {
     socket: UdpSocket,
     at: SocketAddr,
+    /// Interface of a link-local address.
+    scope: u32,
     /// The socket may have packets.
     readable: bool,
     /// The socket had packets recently, and is tried before the worker sleeps.
@@ -48,7 +50,11 @@ impl Default for DatagramSockets {
 impl DatagramSockets {
     /// Adds a non-blocking socket. Returns its number.
     pub(super) fn add(&mut self, socket: UdpSocket, at: SocketAddr) -> usize {
-        self.sockets.insert(DatagramSocket { socket, at, readable: true, hot: false })
+        let scope = match socket.local_addr() {
+            Ok(SocketAddr::V6(bound)) => bound.scope_id(),
+            _ => 0,
+        };
+        self.sockets.insert(DatagramSocket { socket, at, scope, readable: true, hot: false })
     }
 
     /// Removes the socket of an address. Returns it with its number, which is free from now on.
@@ -139,7 +145,10 @@ impl DatagramSockets {
         if let Some(socket) =
             self.sockets.iter().map(|(_, socket)| socket).find(|socket| socket.at.ip() == from)
         {
-            let to = SocketAddr::new(to, socket.at.port());
+            let to = match to {
+                IpAddr::V6(ip) => SocketAddrV6::new(ip, socket.at.port(), 0, socket.scope).into(),
+                ip => SocketAddr::new(ip, socket.at.port()),
+            };
             // Datagrams may get lost.
             let _ = socket.socket.send_to(packet, to);
         }

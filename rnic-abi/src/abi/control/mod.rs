@@ -19,7 +19,7 @@ mod reply;
 mod request;
 
 pub use cm::{RcOffer, RcPeer};
-pub use device::{DeviceKind, DeviceRow, NO_GID};
+pub use device::{DeviceKind, DeviceRow, NO_GID, Profile};
 pub use event::{DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
 pub use listing::{

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::device::DeviceRow;
+use super::device::{DeviceRow, Profile};
 use super::listing::{QpRow, Rows, SrqRow, StatusInfo};
 use super::qp_attr::GidRow;
 use super::refusal::Refusal;
@@ -189,4 +189,6 @@ pub struct DeviceAttributes {
     /// Directory with files for all devices in the layout of `/sys` and `/dev`; empty if there is
     /// none.
     pub tree: String,
+    /// Profile of the RoCE devices.
+    pub profile: Profile,
 }

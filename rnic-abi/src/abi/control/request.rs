@@ -374,6 +374,19 @@ pub enum RequestBody {
         /// The QP of the `RcReply`.
         qp: QpId,
     },
+    /// Adds a RoCE device. For administrators. Reply: `Done`.
+    AddDevice {
+        /// Name of the device, of at most 63 bytes.
+        name: String,
+        /// Interface whose addresses are its GIDs; empty for all interfaces.
+        interface: String,
+    },
+    /// Removes a RoCE device from the list. Programs that use it are not affected. For
+    /// administrators. Reply: `Done`.
+    RemoveDevice {
+        /// Name of the device.
+        name: String,
+    },
 }
 
 impl RequestBody {
@@ -440,6 +453,8 @@ impl RequestBody {
             R::ConnectRc { qp, .. } => Create.named("ConnectRc").qp(*qp),
             R::AcceptRc { qp, .. } => Create.named("AcceptRc").qp(*qp),
             R::EstablishRc { qp } => Use.named("EstablishRc").qp(*qp),
+            R::AddDevice { .. } => Query.named("AddDevice"),
+            R::RemoveDevice { .. } => Query.named("RemoveDevice"),
         }
     }
 }

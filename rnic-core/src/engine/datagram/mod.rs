@@ -40,6 +40,15 @@ pub struct DatagramPort {
     pub udp: u16,
     /// Deliver datagrams to a port of the device without a packet.
     pub direct: bool,
+    /// GIDs of the table that no packet can reach: datagrams to them are always delivered so.
+    pub internal: Vec<Gid>,
+}
+
+impl DatagramPort {
+    /// Returns true if datagrams to this GID, and from it, need no packet.
+    pub(super) fn needs_no_packet(&self, gid: Gid) -> bool {
+        self.gids.contains(&gid) && (self.direct || self.internal.contains(&gid))
+    }
 }
 
 /// The administrator's datagram rules for one user.

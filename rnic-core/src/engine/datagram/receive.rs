@@ -23,7 +23,7 @@ impl Qp {
     pub(super) fn takes_packet(&mut self, datagram: &Datagram) -> bool {
         let Some(datagrams) = &self.datagrams else { return false };
         let port = &datagrams.port;
-        let forged = port.direct && port.gids.contains(&datagram.from);
+        let forged = port.needs_no_packet(datagram.from);
         if !forged && self.core.turn.deficit < -QUANTUM {
             self.core.shared.dropped.add(1);
             return false;

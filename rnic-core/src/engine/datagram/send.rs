@@ -41,7 +41,7 @@ impl Engine {
         let Some(port) = qp.datagrams.as_ref().map(|datagrams| datagrams.port.clone()) else {
             return;
         };
-        if !(port.direct && port.gids.contains(&datagram.to)) {
+        if !port.needs_no_packet(datagram.to) {
             // The sender is charged for the system call.
             qp.core.turn.charge(CALL_COST);
             let packet = packet::emit(datagram, &bytes[grh::LEN..], port.udp, port.udp);

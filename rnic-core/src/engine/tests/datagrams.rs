@@ -61,6 +61,7 @@ fn to_rtr(w: &mut World, qp: usize) {
         mtu: MTU,
         udp: PORT,
         direct: true,
+        internal: Vec::new(),
     };
     let rules = Box::new(Rules { forbidden: None });
     let config = DatagramConfig { q_key: KEY, port: Arc::new(port), rules };

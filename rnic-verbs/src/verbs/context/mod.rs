@@ -13,7 +13,7 @@ use crate::errno::Errno;
 use crate::event_queue::EventQueue;
 use crate::ffi::handles::{Body, Kind, Live, live, zeroed};
 use crate::net;
-use crate::verbs::adapter::{Adapter, Gids, copy_name};
+use crate::verbs::adapter::{Adapter, Gids, copy_name, empty_gid};
 use crate::verbs::async_events::AsyncEvents;
 use crate::verbs::device::{Device, PORT};
 
@@ -109,6 +109,7 @@ impl ContextBody {
     /// Returns identity and limits (`ibv_query_device(3)`).
     pub(crate) fn attributes(&self) -> c::ibv_device_attr {
         let has = &self.device.attributes;
+        let most = self.adapter.limits();
         let mut attr: c::ibv_device_attr = zeroed();
         copy_name(&mut attr.fw_ver, &has.version);
         attr.node_guid = self.adapter.guid();
@@ -120,34 +121,35 @@ impl ContextBody {
         attr.vendor_part_id = self.adapter.row().vendor_part_id;
         attr.hw_ver = has.hw_ver;
         attr.max_qp = int(has.max_qps);
-        attr.max_qp_wr = int(has.max_wr_depth);
+        attr.max_qp_wr = int(most.wr);
         attr.device_cap_flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
             | c::IBV_DEVICE_MEM_WINDOW
             | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
-        attr.max_sge = i32::from(has.max_sge);
+        attr.max_sge = i32::from(most.sge);
         attr.max_sge_rd = match self.kind() {
             // RFC 5040 section 5.2: one sink for each Read.
             DeviceKind::Iwarp => 1,
             DeviceKind::Roce => attr.max_sge,
         };
         attr.max_cq = int(has.max_cqs);
-        attr.max_cqe = int(has.max_cq_entries);
+        attr.max_cqe = int(most.cqe);
         attr.max_mr = int(has.max_mrs);
         attr.max_pd = int(has.max_pds);
-        attr.max_qp_rd_atom = i32::from(has.max_ird);
-        attr.max_res_rd_atom = i32::from(has.max_ird).saturating_mul(int(has.max_qps));
-        attr.max_qp_init_rd_atom = i32::from(has.max_ord);
+        attr.max_qp_rd_atom = i32::from(most.ird);
+        attr.max_res_rd_atom = i32::from(most.ird).saturating_mul(int(has.max_qps));
+        attr.max_qp_init_rd_atom = i32::from(most.ord);
         // Not `IBV_ATOMIC_GLOB`: in private memory, instructions of the program can interrupt an
         // atomic.
         attr.atomic_cap = c::IBV_ATOMIC_HCA;
         attr.max_mw = int(has.max_windows);
         attr.max_srq = int(has.max_srqs);
-        attr.max_srq_wr = int(has.max_wr_depth);
-        attr.max_srq_sge = i32::from(has.max_sge);
+        attr.max_srq_wr = int(most.srq_wr);
+        attr.max_srq_sge = i32::from(most.srq_sge);
         // Address handles exist only in the memory of the program.
-        attr.max_ah = if self.gids().is_empty() { 0 } else { i32::from(u16::MAX) };
+        attr.max_ah = if self.gids().is_empty() { 0 } else { int(most.ah) };
         attr.max_pkeys = 1;
+        attr.local_ca_ack_delay = most.ack_delay;
         attr.phys_port_cnt = PORT;
         attr
     }
@@ -169,7 +171,7 @@ impl ContextBody {
         attr.state = c::IBV_PORT_ACTIVE;
         attr.max_mtu = MAX_MTU;
         attr.active_mtu = self.mtu();
-        attr.gid_tbl_len = i32::try_from(self.gids().len().max(1)).unwrap_or(1);
+        attr.gid_tbl_len = int(self.gid_count());
         attr.max_msg_sz = 1 << 30;
         attr.pkey_tbl_len = 1;
         attr.max_vl_num = 1;
@@ -195,7 +197,11 @@ impl ContextBody {
 
     /// Returns an entry of the GID table.
     pub(crate) fn gid_row(&self, port: u8, index: u32) -> Option<GidRow> {
-        self.gids().get(usize::try_from(index).ok()?).filter(|_| port == PORT).cloned()
+        if port != PORT || index >= self.gid_count() || self.kind() == DeviceKind::Iwarp {
+            return None;
+        }
+        let row = usize::try_from(index).ok().and_then(|index| self.gids().get(index).cloned());
+        Some(row.unwrap_or_else(empty_gid))
     }
 
     /// Returns the GID table. It is empty for the iWARP device, and without a daemon.
@@ -219,7 +225,10 @@ impl ContextBody {
     pub(crate) fn gid_count(&self) -> u32 {
         match self.kind() {
             DeviceKind::Iwarp => 1,
-            DeviceKind::Roce => u32::try_from(self.gids().len()).unwrap_or(u32::MAX),
+            DeviceKind::Roce => {
+                let shown = u32::try_from(self.gids().len()).unwrap_or(u32::MAX);
+                shown.max(self.adapter.limits().gids)
+            }
         }
     }
 

@@ -25,6 +25,8 @@ use crate::verbs::section::Section;
 pub(crate) struct CqBody {
     device: Arc<Device>,
     cq: Cq,
+    /// Maximum number of entries after a resize.
+    max_entries: u32,
     channel: Option<Arc<ChannelBody>>,
     /// Completion events (`ibv_get_cq_event(3)`).
     pub(crate) completion_events: Unacknowledged,
@@ -80,7 +82,8 @@ impl CqBody {
         vector: u32,
     ) -> Result<Arc<CqBody>, Errno> {
         let device = context.device();
-        check_entries(entries, device)?;
+        let most = context.adapter().limits().cqe;
+        check_entries(entries, most)?;
         if vector >= VECTORS {
             return Err(invalid!("comp_vector {vector}: num_comp_vectors is {VECTORS}"));
         }
@@ -98,6 +101,7 @@ impl CqBody {
         let body = Arc::new(CqBody {
             device: device.clone(),
             cq,
+            max_entries: most,
             channel: channel.cloned(),
             completion_events: Unacknowledged::default(),
             events: ObjectEvents::new(context.async_events().clone()),
@@ -267,7 +271,7 @@ impl CqBody {
 
     /// Resizes the queue (`ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
-        check_entries(entries, &self.device)?;
+        check_entries(entries, self.max_entries)?;
         let before = self.cq.capacity();
         self.cq.resize(entries.max(MIN_ENTRIES))?;
         // Must follow the daemon's reply: rdma-core's own test posts right before the call, and
@@ -337,8 +341,7 @@ impl AnyCq for CqBody {
     }
 }
 
-fn check_entries(entries: u32, device: &Device) -> Result<(), Errno> {
-    let most = device.attributes.max_cq_entries;
+fn check_entries(entries: u32, most: u32) -> Result<(), Errno> {
     if !(1..=most).contains(&entries) {
         return Err(invalid!("cqe {entries}: must be 1 to {most} (max_cqe)"));
     }

@@ -120,7 +120,7 @@ impl QpBody {
     /// Creates a queue pair (`ibv_create_qp(3)`).
     pub(crate) fn create(pd: &Arc<PdBody>, wanted: QpInitAttr) -> Result<Arc<QpBody>, Errno> {
         let device = pd.device();
-        let most = &device.attributes;
+        let most = pd.adapter().limits();
         let mut cap = wanted.cap;
         let shared = wanted.srq.is_some();
         if shared {
@@ -128,14 +128,14 @@ impl QpBody {
             cap.max_recv_wr = 0;
             cap.max_recv_sge = 0;
         }
-        let sq_depth = depth("max_send_wr", cap.max_send_wr, most.max_wr_depth)?;
-        let rq_depth = depth("max_recv_wr", cap.max_recv_wr, most.max_wr_depth)?;
-        let max_send_sge = elements("max_send_sge", cap.max_send_sge, most.max_sge)?;
-        let max_recv_sge = elements("max_recv_sge", cap.max_recv_sge, most.max_sge)?;
-        let inline = cap.max_inline_data.max(INLINE_AT_LEAST.min(most.max_inline.into()));
-        let fits = u16::try_from(inline).ok().filter(|&n| n <= most.max_inline);
+        let sq_depth = depth("max_send_wr", cap.max_send_wr, most.wr)?;
+        let rq_depth = depth("max_recv_wr", cap.max_recv_wr, most.wr)?;
+        let max_send_sge = elements("max_send_sge", cap.max_send_sge, most.sge)?;
+        let max_recv_sge = elements("max_recv_sge", cap.max_recv_sge, most.sge)?;
+        let inline = cap.max_inline_data.max(INLINE_AT_LEAST.min(most.inline.into()));
+        let fits = u16::try_from(inline).ok().filter(|&n| n <= most.inline);
         let max_inline = fits.ok_or_else(|| {
-            let most = most.max_inline;
+            let most = most.inline;
             invalid!("max_inline_data {inline} is above the maximum, {most}")
         })?;
         let options = QpOptions {

@@ -60,9 +60,8 @@ impl QpBody {
         mask: i32,
     ) -> Result<(), Errno> {
         states.follow(self.qp.query()?.state);
-        let has = &self.device.attributes;
-        let max_ird = has.max_ird;
-        let max_ord = has.max_ord;
+        let max_ird = self.adapter.limits().ird;
+        let max_ord = self.adapter.limits().ord;
         let gids = self.adapter.gids(&self.device.tables()?);
         let allowed = Allowed { gids: &gids, max_ird, max_ord };
         let next = states.after(attributes, mask, &allowed)?;

@@ -10,7 +10,7 @@ use rnic_client::{Context, Error, QpId};
 use serde::Serialize;
 
 use super::rows::Row;
-use super::table::of_status;
+use super::table::{of_devices, of_status};
 use super::{follow, why};
 use crate::{commands, system};
 
@@ -80,6 +80,9 @@ enum Command {
         /// Number of the queue pair, as shown by `rnicctl qps`.
         qp: u32,
     },
+    /// The devices that programs see: list them, or add or remove a RoCE device (administrators).
+    #[command(subcommand)]
+    Device(Device),
     /// Refuse new sessions, objects and connections, or accept them again (administrators).
     ///
     /// Existing ones are not affected. `rnicctl status` shows whether the daemon is draining.
@@ -92,6 +95,25 @@ enum Command {
     System {
         #[command(subcommand)]
         command: system::Command,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Device {
+    /// All devices, in the order in which programs see them.
+    List,
+    /// Add a RoCE device until the daemon ends. Programs see it when they list the devices again.
+    Add {
+        /// Name of the device.
+        name: String,
+        /// Interface whose addresses are the GIDs of the device [default: all interfaces].
+        #[arg(long, value_name = "IF")]
+        netdev: Option<String>,
+    },
+    /// Remove a RoCE device from the list. Programs that have opened it are not affected.
+    Remove {
+        /// Name of the device.
+        name: String,
     },
 }
 
@@ -139,6 +161,18 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
     let context = &context;
     let json = common.json;
     match *command {
+        Command::Device(Device::List) => {
+            let devices = context.device()?.devices;
+            print(json, &devices, &of_devices(&devices))
+        }
+        Command::Device(Device::Add { ref name, ref netdev }) => {
+            context.add_device(name, netdev.as_deref())?;
+            done(json)
+        }
+        Command::Device(Device::Remove { ref name }) => {
+            context.remove_device(name)?;
+            done(json)
+        }
         Command::Status => {
             let status = context.status()?;
             print(json, &status, &of_status(&status))

@@ -17,6 +17,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use rnic_abi::abi::control::Profile;
+
 use crate::demo;
 use rnicd::config::{
     ANNOTATED_DEFAULT, Config, ConfigError, Control, InForce, Loopback, Seccomp, Size, Span,
@@ -125,6 +127,9 @@ struct Run {
     /// Control socket; overrides control.socket in the configuration.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Profile of the RoCE devices; overrides wired.profile in the configuration.
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<ProfileArg>,
     /// Stop gracefully after this time without a client ("60s", "5min").
     #[arg(long, value_name = "DURATION", value_parser = Span::parse)]
     exit_when_idle: Option<Span>,
@@ -157,6 +162,15 @@ struct Demo {
     /// Size of the created file.
     #[arg(long, default_value = "256MiB", conflicts_with = "file", value_parser = Size::parse)]
     size: Size,
+}
+
+/// `wired.profile`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProfileArg {
+    /// Names, GID tables and limits of rnicd.
+    Rnicd,
+    /// Names, GID tables and limits of the kernel's rxe.
+    Rxe,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -263,7 +277,12 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     if args.detached {
         privilege::detach();
     }
-    let config = Config::load_or_default(args.configured.file())?;
+    let mut config = Config::load_or_default(args.configured.file())?;
+    match args.profile {
+        Some(ProfileArg::Rnicd) => config.wired.profile = Profile::Rnicd,
+        Some(ProfileArg::Rxe) => config.wired.profile = Profile::Rxe,
+        None => {}
+    }
     let mut log = start_log(&config);
     let signals = Signals::take(SignalSet::Daemon)?;
     let socket = args.socket.as_deref();

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use rnic_abi::abi::control::StatusInfo;
+use rnic_abi::abi::control::{DeviceKind, DeviceRow, NO_GID, StatusInfo};
 use rnicd::config::Size;
 
 /// Rows of cells under a heading.
@@ -91,6 +91,27 @@ fn block(head: &[String], row: &[String]) -> String {
 const WIDTH: usize = 80;
 /// Indentation of the second and later lines of a record.
 const INDENT: usize = 4;
+
+/// Formats the devices.
+pub fn of_devices(devices: &[DeviceRow]) -> Table {
+    let head = ["NAME", "KIND", "GUID", "NETDEV", "GIDS"];
+    let row = |device: &DeviceRow| {
+        let netdev = match device.kind {
+            DeviceKind::Roce if device.interface.is_empty() => "*",
+            DeviceKind::Roce => &device.interface,
+            DeviceKind::Iwarp => "-",
+        };
+        let gids = device.gids.iter().filter(|gid| **gid != NO_GID).count();
+        vec![
+            device.name.clone(),
+            device.kind.to_string(),
+            format!("{:016x}", device.guid),
+            netdev.to_owned(),
+            gids.to_string(),
+        ]
+    };
+    Table { head: head.map(str::to_owned).to_vec(), rows: devices.iter().map(row).collect() }
+}
 
 /// Returns the summary of the daemon, one value per line.
 pub fn of_status(s: &StatusInfo) -> Table {

@@ -49,6 +49,7 @@ impl Manager {
             max_srq_wr: limits.device.count(Kind::QueueDepth),
             max_backlog: limits.device.count(Kind::Backlog),
             devices: self.device_rows(),
+            profile: self.config.wired.profile,
             tree: self.tree.as_ref().map_or(String::new(), |path| path.display().to_string()),
         }))
     }

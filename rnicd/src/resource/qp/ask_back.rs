@@ -6,8 +6,6 @@
 //! made the attempt and the daemon that received it know the number. A verification is not verified
 //! in turn.
 
-use std::net::SocketAddr;
-
 use rnic_abi::abi::control::Wiring;
 use rnic_abi::types::*;
 use rnic_core::engine::EngineCommand;
@@ -33,8 +31,8 @@ impl Manager {
         let params = ConnectParams {
             session: owner.unwrap_or(DAEMON),
             qp: said.to_qp,
-            peer: SocketAddr::new(said.gid.address(), port),
-            local: Some(SocketAddr::new(said.to_gid.address(), 0)),
+            peer: self.socket_address(said.gid, port, said.to_gid),
+            local: Some(self.socket_address(said.to_gid, 0, said.to_gid)),
             ird: None,
             ord: None,
             private_data: VerificationQuery::about(&said).emit().to_vec(),

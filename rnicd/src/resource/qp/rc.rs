@@ -97,6 +97,7 @@ impl Manager {
         self.check_wiring(id, &wiring)?;
         self.take_rate(id, now)?;
         if !self.uses_direct_path(qp, &wiring) {
+            self.check_external(wiring.local, wiring.remote)?;
             self.check_wired_port(wiring.local.address(), wiring.remote.address())?;
         }
         // ACK requests use additional slots in each direction.
@@ -133,6 +134,18 @@ impl Manager {
         self.find_local_peer(qp);
         self.rendezvous.peer_changed(qp);
         Outcome::done()
+    }
+
+    /// Returns an error if a QP at GID `local` cannot reach other daemons.
+    fn check_external(&self, local: Gid, remote: Gid) -> Result<(), Refusal> {
+        if !self.is_internal(local) {
+            return Ok(());
+        }
+        let why = format!(
+            "{local} is no address of this host, so only QPs of this daemon have it, and {remote} \
+             is elsewhere; use another GID index, or add the address to the interface"
+        );
+        Err(refuse::invalid("local", why))
     }
 
     fn check_wiring(&self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
@@ -382,7 +395,8 @@ impl Manager {
 
     /// Returns true if QPs at this GID use the direct path.
     pub(super) fn is_direct_gid(&self, remote: Gid) -> bool {
-        self.has_gid(remote) && self.config.engine.loopback == Loopback::Direct
+        self.has_gid(remote)
+            && (self.config.engine.loopback == Loopback::Direct || self.is_internal(remote))
     }
 
     /// Ends the stream of a QP and its peer if their PSNs do not match.

@@ -8,7 +8,6 @@
 //! port. A request for a QP that is not in RTR yet is held until then. A request from a QP that is
 //! not the peer is rejected with a reason.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use rnic_abi::abi::control::Wiring;
@@ -81,6 +80,8 @@ impl Manager {
         let Some(wiring) = self.rc(qp).map(|rc| rc.wiring) else { return };
         let itself = self.gids.iter().any(|row| row.gid == wiring.remote);
         let daemon = if itself { self.generation } else { 0 };
+        let peer = self.socket_address(wiring.remote, port, wiring.local);
+        let local = self.socket_address(wiring.local, 0, wiring.local);
         let Some((session, object)) = self.qp_of(qp) else { return };
         let works = object.works();
         let (QpPhase::Bound(worker), Some(rc)) = (&object.phase, &mut object.rc) else {
@@ -100,8 +101,8 @@ impl Manager {
         let params = ConnectParams {
             session,
             qp,
-            peer: SocketAddr::new(wiring.remote.address(), port),
-            local: Some(SocketAddr::new(wiring.local.address(), 0)),
+            peer,
+            local: Some(local),
             ird: Some(wiring.ird + MAX_ACK_REQUESTS),
             ord: None,
             private_data: introduction(qp, rc, number, daemon).emit().to_vec(),

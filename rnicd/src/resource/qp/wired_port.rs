@@ -133,7 +133,7 @@ impl Manager {
                 Ok(()) => Ok(()),
             };
         }
-        let gids = self.gids.iter().map(|row| row.gid).filter(|gid| !gid.is_zero());
+        let gids = self.host_gids();
         let wanted: Vec<IpAddr> = named.into_iter().chain(gids.map(Gid::address)).collect();
         let mut opened = Ok(());
         for ip in wanted {
@@ -146,7 +146,8 @@ impl Manager {
     }
 
     fn listen_at(&mut self, ip: IpAddr) -> Result<(), Refusal> {
-        let address = SocketAddr::new(ip, self.config.wired.port);
+        let gid = Gid::from(ip);
+        let address = self.socket_address(gid, self.config.wired.port, gid);
         if self.wired_port.listeners.len() >= MOST_LISTENERS {
             let why = format!("limit of {MOST_LISTENERS} listeners reached");
             return Err(refuse::invalid("listener", format!("{address}: {why}")));
@@ -176,7 +177,7 @@ impl Manager {
 
     fn open_datagram_sockets(&mut self) -> Result<(), Refusal> {
         let port = self.config.wired.port;
-        let gids = self.gids.iter().map(|row| row.gid).filter(|gid| !gid.is_zero());
+        let gids = self.host_gids();
         let missing: Vec<Gid> =
             gids.filter(|gid| !self.wired_port.datagrams.contains(gid)).collect();
         let mut opened = Ok(());
@@ -185,7 +186,7 @@ impl Manager {
                 tracing::debug!("limit of {MOST_SOCKETS} UDP sockets reached, none for {gid}");
                 break;
             }
-            let at = SocketAddr::new(gid.address(), port);
+            let at = self.socket_address(gid, port, gid);
             match datagram_socket(at) {
                 Ok(socket) => self.add_datagram_socket(socket),
                 Err(e) => {
@@ -208,7 +209,7 @@ impl Manager {
     /// Closes the sockets of removed addresses of the host, and opens sockets for new ones.
     pub(in crate::resource) fn follow_gids(&mut self) {
         let port = self.config.wired.port;
-        let has = |gid: &Gid| self.gids.iter().any(|row| row.gid == *gid);
+        let has = |gid: &Gid| self.has_gid(*gid) && !self.is_internal(*gid);
         let gone: Vec<Gid> =
             self.wired_port.datagrams.iter().filter(|gid| !has(gid)).copied().collect();
         for gid in gone {
