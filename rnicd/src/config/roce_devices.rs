@@ -63,8 +63,9 @@ impl RoceDevices {
     /// Returns an error if a device has the name of the iWARP device.
     pub(super) fn check_against(&self, iwarp: &str) -> Result<(), Wrong> {
         if self.map.contains_key(iwarp) {
-            let why =
-                format!("wired.devices: {iwarp} is the name of the iWARP device (device.name)");
+            let why = format!(
+                "{iwarp} is a RoCE device (wired.devices) and the iWARP device (device.name)"
+            );
             return Err(Wrong { at: self.at, why });
         }
         Ok(())
@@ -166,7 +167,7 @@ mod tests {
             ("{ a = \"interface_16_cha\" }", "is not the name of an interface"),
             ("{ a = 1 }", "invalid type"),
             ("{ a = \"x\", a = \"y\" }", "duplicate key"),
-            ("{ rnicd0 = \"*\" }", "t:2:11: wired.devices: rnicd0 is the name of the iWARP device"),
+            ("{ rnicd0 = \"*\" }", "rnicd0 is a RoCE device (wired.devices) and the iWARP device"),
             (&many, "at most 16 devices"),
         ] {
             let said = devices(map).map(|devices| devices.to_string());

@@ -139,7 +139,7 @@ fn long_values_are_refused() {
             "is too long for a Unix socket (at most 103 bytes)",
         ),
         ("device.tree", format!("/{}", x(159)), "is too long for programs to read"),
-        ("device.name", x(64), "must be 1 to 64 letters"),
+        ("device.name", x(63), "must be 1 to 63 letters"),
         ("log.level", format!("{}=info", x(1019)), "must have at most 1024 bytes"),
     ] {
         let (section, name) = key.split_once('.').unwrap_or_else(|| panic!("{key}"));

@@ -249,7 +249,7 @@ impl Manager {
     /// Returns true if the host has this interface, with or without addresses.
     fn has_interface(&self, name: &str) -> bool {
         self.devices.addresses.iter().any(|row| row.interface == name)
-            || Path::new("/sys/class/net").join(name).exists()
+            || Path::new("/sys/class/net").join(name).is_dir()
             // The addresses of the host are unknown.
             || !self.gids_problem.is_empty()
     }

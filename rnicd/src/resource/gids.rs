@@ -73,9 +73,9 @@ fn rxe_rank(row: &GidRow, found: &[Interface]) -> (bool, u32, u32) {
     (is_loopback || address.is_loopback(), row.interface_index, class)
 }
 
-/// Returns a row with a link-local GID for each interface: its first link-local address, or the one
-/// of its MAC address, which is a GID within the daemon only. If `named` is not empty, only
-/// interfaces with one of these addresses have a row.
+/// Returns a row with a link-local GID for each interface: its first link-local address, or an
+/// address made of its MAC address, which is a GID within the daemon only. If `named` is not empty,
+/// only interfaces with one of these addresses have a row.
 fn link_local_rows(named: &[IpAddr], found: &[Interface]) -> Vec<GidRow> {
     let mut rows: Vec<GidRow> = Vec::new();
     for interface in found {
