@@ -520,6 +520,20 @@ fn draining_daemon_sends_mpa_reject() {
 }
 
 #[test]
+fn devices_are_added_and_removed() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let name = || "added".to_owned();
+    let interface = String::new();
+    assert_eq!(raw.call(RequestBody::AddDevice { name: name(), interface }), Ok(ReplyBody::Done));
+    let interface = "x".repeat(16);
+    assert!(raw.call(RequestBody::AddDevice { name: name() + "2", interface }).is_err());
+    assert!(raw.call(RequestBody::AddDevice { name: name(), interface: String::new() }).is_err());
+    assert_eq!(raw.call(RequestBody::RemoveDevice { name: name() }), Ok(ReplyBody::Done));
+    assert!(raw.call(RequestBody::RemoveDevice { name: name() }).is_err());
+}
+
+#[test]
 fn administrator_disconnects_a_qp() {
     let daemon = one_worker("");
     let (mut raw, address) = host(&daemon);

@@ -1,80 +1,12 @@
-//! The RoCE devices. Each is a name, a GUID and a selection of the daemon's GID table: the addresses
-//! of one interface, or of all. A device has its own indices, which are stable like those of the
-//! daemon's table.
+//! Creates and removes devices, and lets them follow the host's addresses.
 
 use std::path::Path;
 
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, GidRow, NO_GID};
 
-use super::{Manager, gids};
+use super::{DeviceError, RoceDevice};
 use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};
-
-/// A RoCE device.
-#[derive(Debug)]
-pub(super) struct RoceDevice {
-    name: String,
-    /// Interface whose addresses are the GIDs.
-    netdev: Netdev,
-    guid: Guid,
-    /// Number of the `uverbs` file. The iWARP device has 0.
-    uverbs: u32,
-    /// GID table of the device. Entries keep their index.
-    gids: Vec<GidRow>,
-}
-
-/// Reason why a device cannot be created.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// The name is taken.
-    #[error("there is already a device {0}")]
-    NameTaken(String),
-    /// The name is invalid.
-    #[error("device {name:?}: the name {why}")]
-    BadName {
-        /// The name.
-        name: String,
-        /// Reason.
-        why: String,
-    },
-    /// The interface does not exist.
-    #[error(
-        "device {name}: there is no network interface {interface:?}; interfaces with addresses: \
-         {known}"
-    )]
-    NoInterface {
-        /// Name of the device.
-        name: String,
-        /// Name of the interface.
-        interface: String,
-        /// Interfaces with addresses.
-        known: String,
-    },
-    /// There are too many devices.
-    #[error("device {0}: there are already {MAX_ROCE_DEVICES} RoCE devices, the maximum")]
-    TooMany(String),
-}
-
-impl RoceDevice {
-    /// Updates the GID table of the device. `table` is that of the daemon, `now` its entries in the
-    /// order of new indices.
-    fn follow(&mut self, table: &[GidRow], now: &[GidRow]) {
-        let has = |gid| table.iter().any(|row| row.gid == gid);
-        let now = now.iter().filter(|row| has(row.gid));
-        let now = now.filter(|row| match &self.netdev {
-            Netdev::All => true,
-            Netdev::Named(interface) => row.interface == *interface,
-        });
-        gids::update(&mut self.gids, now.cloned().collect());
-    }
-
-    /// Returns the interface of the device, or an empty name for all.
-    pub(super) fn interface(&self) -> &str {
-        match &self.netdev {
-            Netdev::All => "",
-            Netdev::Named(interface) => interface,
-        }
-    }
-}
+use crate::resource::{Manager, gids};
 
 impl Manager {
     /// Creates the configured devices.
@@ -129,7 +61,7 @@ impl Manager {
     }
 
     /// Creates a device.
-    pub(super) fn create_device(
+    pub(in crate::resource) fn create_device(
         &mut self,
         name: String,
         netdev: Netdev,
@@ -162,7 +94,7 @@ impl Manager {
 
     /// Updates the GID tables of all devices, and creates the devices of new interfaces. Returns
     /// true if there are new devices.
-    pub(super) fn devices_follow(&mut self, now: Vec<GidRow>) -> bool {
+    pub(in crate::resource) fn devices_follow(&mut self, now: Vec<GidRow>) -> bool {
         self.devices.addresses = now;
         let devices = &mut self.devices;
         for device in &mut devices.list {
@@ -177,7 +109,7 @@ impl Manager {
     }
 
     /// Removes a device from the list. Returns false if there is no such RoCE device.
-    pub(super) fn delete_device(&mut self, name: &str) -> bool {
+    pub(in crate::resource) fn delete_device(&mut self, name: &str) -> bool {
         let devices = &mut self.devices.list;
         let before = devices.len();
         devices.retain(|device| device.name != name);
@@ -190,7 +122,7 @@ impl Manager {
     }
 
     /// Notifies all sessions of a changed list of devices.
-    pub(super) fn tell_of_devices(&mut self) {
+    pub(in crate::resource) fn tell_of_devices(&mut self) {
         self.devices.changed = true;
         for session in self.sessions.values() {
             session.tell(&Event::DevicesChanged);
@@ -198,7 +130,7 @@ impl Manager {
     }
 
     /// Returns all devices: the RoCE devices in the order of their creation, then the iWARP device.
-    pub(super) fn device_rows(&self) -> Vec<DeviceRow> {
+    pub(in crate::resource) fn device_rows(&self) -> Vec<DeviceRow> {
         let wired = &self.config.wired;
         let of_daemon = |row: &GidRow| {
             let found = self.gids.iter().position(|own| own.gid == row.gid && !row.gid.is_zero());
@@ -229,7 +161,7 @@ impl Manager {
     }
 
     /// Returns the GID table of a device.
-    pub(super) fn gids_of(&self, name: &str) -> &[GidRow] {
+    pub(in crate::resource) fn gids_of(&self, name: &str) -> &[GidRow] {
         let device = self.devices.list.iter().find(|device| device.name == name);
         device.map_or(&[], |device| &device.gids)
     }
@@ -252,28 +184,6 @@ impl Manager {
             || Path::new("/sys/class/net").join(name).is_dir()
             // The addresses of the host are unknown.
             || !self.gids_problem.is_empty()
-    }
-}
-
-/// The RoCE devices of the daemon.
-#[derive(Debug, Default)]
-pub(super) struct RoceDevices {
-    /// In the order of their creation.
-    list: Vec<RoceDevice>,
-    /// Patterns of names with the interfaces that have a device by them, even if it was removed.
-    by_pattern: Vec<(String, String)>,
-    /// The addresses of the host, as rows of a GID table, in the order of new indices.
-    addresses: Vec<GidRow>,
-    /// Devices were added or removed, and the device tree does not show it yet.
-    changed: bool,
-    /// Reason why the device of an interface was not created, if logged.
-    problem: String,
-}
-
-impl RoceDevices {
-    /// Returns no devices of a host with these addresses.
-    pub(super) fn new(addresses: Vec<GidRow>) -> Self {
-        RoceDevices { addresses, ..RoceDevices::default() }
     }
 }
 

@@ -1,0 +1,99 @@
+//! The RoCE devices. Each is a name, a GUID and a selection of the daemon's GID table: the
+//! addresses of one interface, or of all. A device has its own indices, which are stable like those
+//! of the daemon's table.
+
+mod manage;
+
+use rnic_abi::abi::control::GidRow;
+
+use super::gids;
+use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev};
+
+/// A RoCE device.
+#[derive(Debug)]
+pub(super) struct RoceDevice {
+    name: String,
+    /// Interface whose addresses are the GIDs.
+    netdev: Netdev,
+    guid: Guid,
+    /// Number of the `uverbs` file. The iWARP device has 0.
+    uverbs: u32,
+    /// GID table of the device. Entries keep their index.
+    gids: Vec<GidRow>,
+}
+
+/// Reason why a device cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The name is taken.
+    #[error("there is already a device {0}")]
+    NameTaken(String),
+    /// The name is invalid.
+    #[error("device {name:?}: the name {why}")]
+    BadName {
+        /// The name.
+        name: String,
+        /// Reason.
+        why: String,
+    },
+    /// The interface does not exist.
+    #[error(
+        "device {name}: there is no network interface {interface:?}; interfaces with addresses: \
+         {known}"
+    )]
+    NoInterface {
+        /// Name of the device.
+        name: String,
+        /// Name of the interface.
+        interface: String,
+        /// Interfaces with addresses.
+        known: String,
+    },
+    /// There are too many devices.
+    #[error("device {0}: there are already {MAX_ROCE_DEVICES} RoCE devices, the maximum")]
+    TooMany(String),
+}
+
+impl RoceDevice {
+    /// Updates the GID table of the device. `table` is that of the daemon, `now` its entries in the
+    /// order of new indices.
+    fn follow(&mut self, table: &[GidRow], now: &[GidRow]) {
+        let has = |gid| table.iter().any(|row| row.gid == gid);
+        let now = now.iter().filter(|row| has(row.gid));
+        let now = now.filter(|row| match &self.netdev {
+            Netdev::All => true,
+            Netdev::Named(interface) => row.interface == *interface,
+        });
+        gids::update(&mut self.gids, now.cloned().collect());
+    }
+
+    /// Returns the interface of the device, or an empty name for all.
+    pub(in crate::resource) fn interface(&self) -> &str {
+        match &self.netdev {
+            Netdev::All => "",
+            Netdev::Named(interface) => interface,
+        }
+    }
+}
+
+/// The RoCE devices of the daemon.
+#[derive(Debug, Default)]
+pub(super) struct RoceDevices {
+    /// In the order of their creation.
+    list: Vec<RoceDevice>,
+    /// Patterns of names with the interfaces that have a device by them, even if it was removed.
+    by_pattern: Vec<(String, String)>,
+    /// The addresses of the host, as rows of a GID table, in the order of new indices.
+    addresses: Vec<GidRow>,
+    /// Devices were added or removed, and the device tree does not show it yet.
+    changed: bool,
+    /// Reason why the device of an interface was not created, if logged.
+    problem: String,
+}
+
+impl RoceDevices {
+    /// Returns no devices of a host with these addresses.
+    pub(in crate::resource) fn new(addresses: Vec<GidRow>) -> Self {
+        RoceDevices { addresses, ..RoceDevices::default() }
+    }
+}
