@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_client::{
-    AddressPair, ConnectionRequest, DatagramAddress, DeviceKind, Listener, PortSpace, Qp, QpId, RcPeer,
+    AddressPair, ConnectionRequest, DatagramAddress, DeviceKind, Listener, PortSpace, Qp, QpId,
+    RcPeer,
 };
 
 use super::devices::device_with;
