@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rnic_tests::{DEADLINE, Process, built, copy_files, omit, ports, timing};
-use rustix::process::geteuid;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
 /// Everything installed as described in README.md, readable by all users.
@@ -89,17 +89,22 @@ impl<'a> Home<'a> {
 
     fn rnic_run(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(self.installed.at("bin/rnic-run"));
-        command.args(["--idle", "5s"]).args(arguments);
+        // Programs that only read files have no session. The daemon must outlast them.
+        command.args(["--idle", "1h"]).args(arguments);
         command
     }
 
-    /// Waits until the daemon has stopped.
+    /// Stops the daemon.
     fn is_left(&self) {
         let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
         let logs = [format!("rnicd-{uid}/rnicd.log"), "rnicd.log".to_owned()];
         let mut logs = logs.iter().map(|name| self.path().join(name));
         let path = logs.find(|path| path.exists()).expect("a daemon was started");
         let log = || std::fs::read_to_string(&path).unwrap();
+        let text = log();
+        let (_, pid) = text.split_once(" pid=").expect("the log has the daemon's process");
+        let pid = pid.split_whitespace().next().and_then(|pid| pid.parse().ok()).unwrap();
+        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM);
         let deadline = Instant::now() + DEADLINE;
         while !log().lines().last().is_some_and(|line| line.contains("stopped")) {
             assert!(Instant::now() < deadline, "a daemon still runs: {}", log());
@@ -193,7 +198,7 @@ fn mounted_devices_are_found_by_every_call() {
     let text = said(&home.rnic_run(&list).output().unwrap());
     assert!(text.contains("rnicd0") && text.contains("uverbs0"), "{text}");
     assert!(!text.contains("rnicd1") && !text.contains("uverbs1"), "{text}");
-    let script = "echo ${RNIC_TREE-none} $(id -u) $(readlink -f /dev/fd/0)";
+    let script = "echo ${RNIC_TREE:-none} $(id -u) $(readlink -f /dev/fd/0)";
     let output = home.rnic_run(&["--mount", "sh", "-c", script]).output().unwrap();
     let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
     assert!(said(&output).ends_with(&format!("none {uid} /dev/null\n")), "{}", said(&output));

@@ -42,7 +42,8 @@ static void *one_srq(void) { return srq(1, 1); }
 static void *one_ah(void)
 {
     struct ibv_ah_attr to = {.is_global = 1, .port_num = 1};
-    to.grh.dgid.raw[15] = 1;
+    // Source and destination must be of one address family.
+    ibv_query_gid(pd->context, 1, 0, &to.grh.dgid);
     return ibv_create_ah(pd, &to);
 }
 

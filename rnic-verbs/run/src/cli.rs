@@ -205,7 +205,8 @@ fn environment(folder: &Path, shown: Shown) -> Vec<(&'static str, OsString)> {
         let options = preload::sanitizer_options(has(SANITIZER_VARIABLE).as_deref());
         all.extend([(LIST_VARIABLE, list), (SANITIZER_VARIABLE, options)]);
     }
-    all.extend(tree.map(|tree| (TREE_VARIABLE, tree.into())));
+    // Without the variable, the preload library would show the files of the system's daemon.
+    all.push((TREE_VARIABLE, tree.map_or_else(OsString::new, OsString::from)));
     all.extend(devices.map(|names| (DEVICES_VARIABLE, names)));
     all
 }
