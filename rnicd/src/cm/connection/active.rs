@@ -147,6 +147,8 @@ impl ConnectionManager {
                 self.communication_established(qp);
                 return Ok(());
             }
+            // The peer's message or RTU has arrived, and the program has not fetched the event.
+            Phase::Established if c.asked.is_some() => return Ok(()),
             _ => return Err(none()),
         }
         let (addresses, message) = (c.addresses, c.ids.emit_ready());

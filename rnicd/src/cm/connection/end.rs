@@ -68,6 +68,10 @@ impl ConnectionManager {
         let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
             return;
         };
+        if c.phase == Phase::Timewait {
+            // Otherwise a peer could extend this phase indefinitely.
+            return;
+        }
         if c.asked.is_none() && matches!(c.phase, Phase::Requesting | Phase::Replied) {
             self.remove(key);
             return;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rnic_abi::abi::control::{RcOffer, RcPeer};
-use rnic_abi::roce::connection::{self, Ids, Message, Reason, Service};
+use rnic_abi::roce::connection::{self, Ids, Message, Reason, Rejected, Service};
 use rnic_abi::roce::mad::{self, Exchange, zero_padded};
 use rnic_abi::roce::{PortSpace, ServiceId};
 use rnic_abi::types::Gid;
@@ -571,7 +571,10 @@ fn first_message_replaces_a_lost_rtu() {
     b.mad();
     b.cm.establish_rc(PASSIVE, b.now).expect("accepted");
     b.established_rc();
-    assert!(b.cm.establish_rc(PASSIVE, b.now).is_err());
+    // A program cannot know that its message has already established the connection.
+    b.cm.establish_rc(PASSIVE, b.now).expect("accepted");
+    b.is_silent();
+    assert!(a.cm.establish_rc(ACTIVE, a.now).is_err());
 }
 
 /// Returns the reason of the rejection that leaves next.
@@ -637,6 +640,24 @@ fn delayed_messages_of_an_ended_connection_do_nothing() {
     a.cm.abandon_rc(ACTIVE, a.now);
     b.pass(TIMEWAIT);
     assert_eq!((a.cm.in_startup(), a.cm.startups()), (0, 0));
+}
+
+#[test]
+fn rejections_do_not_prolong_timewait() {
+    let (mut a, mut b, [req, ..]) = connected();
+    a.cm.disconnect_rc(ACTIVE, a.now).expect("connected");
+    b.take(&a.mad());
+    b.disconnected_rc(PASSIVE);
+    b.mad();
+    let ids = Ids { exchange: request_of(&req).exchange, receiver: 0 };
+    let private_data = [0; connection::REJECT_DATA];
+    let (of, reason) = (Rejected::OTHER, Reason::CONSUMER);
+    let reject = connection::Reject { ids, of, reason, private_data };
+    b.pass(TIMEWAIT / 2);
+    b.take(&(ip(A), ip(B), Box::new(reject.emit())));
+    b.is_silent();
+    b.pass(TIMEWAIT / 2);
+    assert_eq!(b.cm.slots.len(), b.cm.listeners.len());
 }
 
 #[test]
