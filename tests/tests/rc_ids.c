@@ -327,6 +327,9 @@ static void af_ib(void)
     expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
     is_ib(rdma_get_peer_addr(active), RDMA_PS_TCP, port);
     check(rdma_get_dst_port(active) == port && active->verbs);
+    // A call in the wrong phase does not change the port space.
+    to = ib((uint64_t)RDMA_PS_IB << 16 | be16toh(port), all);
+    check(rdma_resolve_addr(active, NULL, (struct sockaddr *)&to, 9) == -1 && errno == EINVAL);
     has_qp(active);
     check(!rdma_connect(active, NULL));
     struct rdma_cm_id *passive = asked(listener);

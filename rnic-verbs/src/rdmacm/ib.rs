@@ -36,6 +36,7 @@ impl IdBody {
         let (space, to) = peer_of(self.service, peer)?;
         let source = source.map(|source| own(self.service, source)).transpose()?;
         let mut state = self.state.lock();
+        state.expect(&[Phase::Idle, Phase::Bound])?;
         let own = match (state.ib, state.phase) {
             (Some(form), Phase::Bound) => form.own,
             (None, Phase::Bound) => {

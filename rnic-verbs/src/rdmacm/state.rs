@@ -112,7 +112,7 @@ pub(super) struct State {
     pub(super) family_only: bool,
     /// Shares its address with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).
     pub(super) reuses_address: bool,
-    /// Code of the path MTU that the program has set (`RDMA_OPTION_IB_PATH`).
+    /// Maximum path MTU in bytes, if the program has set it (`RDMA_OPTION_IB_PATH`).
     pub(super) most_mtu: Option<u16>,
     /// Acknowledgement timeout of the QP of the id. `ibv_query_qp(3)` reports it for an iWARP QP,
     /// which does not use it.
