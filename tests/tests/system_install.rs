@@ -285,6 +285,90 @@ fn refused_options_change_nothing() {
     assert!(place.fails(&["install"]).contains("libibverbs.so.1"));
 }
 
+#[test]
+fn files_out_of_root_are_not_opened() {
+    let place = Place::new();
+    place.file("etc/group", "root:x:0:\n");
+    let outside = place.at("outside");
+    fs::write(&outside, USERS).unwrap();
+    for name in ["etc/passwd", "etc/ld.so.preload"] {
+        let nothing = place.at("nothing");
+        symlink(if name == "etc/passwd" { &outside } else { &nothing }, place.root(name)).unwrap();
+        let before = place.snapshot();
+        let text = place.fails(&["install", "--preload"]);
+        assert!(text.contains(name) && text.contains("out of --root"), "{text}");
+        assert_eq!(place.snapshot(), before);
+        fs::remove_file(place.root(name)).unwrap();
+        assert!(!nothing.exists());
+    }
+    fs::create_dir_all(place.root("var/lib/rnicd")).unwrap();
+    symlink(&outside, place.root("var/lib/rnicd/installed.new")).unwrap();
+    place.succeeds(&["install"]);
+    assert_eq!(fs::read_to_string(&outside).unwrap(), USERS);
+}
+
+#[test]
+fn other_prefix_replaces_the_earlier_one() {
+    let place = Place::new();
+    place.file("usr/local/other", "");
+    symlink("local", place.root("usr/other")).unwrap();
+    for text in [None, Some("/lib/x.so"), Some("/lib/x.so\n")] {
+        if let Some(text) = text {
+            place.file("etc/ld.so.preload", text);
+        }
+        let before = place.snapshot();
+        place.succeeds(&["install", "--preload"]);
+        // Another path of the same folder.
+        place.succeeds(&["install", "--preload", "--prefix", "/usr/other"]);
+        assert!(place.root("usr/local/bin/rnicd").exists());
+        assert!(place.root("usr/local/lib/rnicd/libibverbs.so.1").exists());
+        place.succeeds(&["install", "--preload", "--prefix", "/opt/rnicd"]);
+        assert!(!place.root("usr/local/bin/rnicd").exists());
+        let list = fs::read_to_string(place.root("etc/ld.so.preload")).unwrap();
+        let lines: Vec<&str> = list.lines().filter(|line| line.contains("rnicd")).collect();
+        assert_eq!(lines, ["/opt/rnicd/lib/rnicd/librnic_preload.so"]);
+        place.succeeds(&["uninstall"]);
+        assert_eq!(place.snapshot(), before);
+    }
+}
+
+#[test]
+fn replaced_files_do_not_stop_uninstall() {
+    let place = Place::new();
+    place.file("etc/group", "root:x:0:\n");
+    place.succeeds(&["install"]);
+    // The administrator keeps the configuration elsewhere, and has other programs.
+    fs::rename(place.root("etc/rnicd"), place.root("etc/other")).unwrap();
+    symlink("other", place.root("etc/rnicd")).unwrap();
+    fs::rename(place.root("etc/other/rnicd.toml"), place.root("etc/real.toml")).unwrap();
+    symlink("../real.toml", place.root("etc/other/rnicd.toml")).unwrap();
+    let text = place.succeeds(&["install"]);
+    assert!(text.contains("kept       /etc/rnicd/rnicd.toml"), "{text}");
+    fs::remove_file(place.root("usr/local/bin/rnicd")).unwrap();
+    fs::create_dir(place.root("usr/local/bin/rnicd")).unwrap();
+    fs::remove_dir_all(place.root("usr/local/lib/rnicd/bin")).unwrap();
+    fs::write(place.root("usr/local/lib/rnicd/bin"), "").unwrap();
+    let text = place.fails(&["uninstall"]);
+    for name in ["bin/rnicd", "lib/rnicd/bin", "/etc/rnicd/rnicd.toml", "/etc/rnicd"] {
+        assert!(text.contains(&format!("{name} (changed")), "{name}: {text}");
+    }
+    assert!(place.fails(&["uninstall"]).contains("is not installed here"));
+}
+
+#[test]
+fn umask_does_not_hide_the_installation() {
+    let place = Place::new();
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 077; exec \"$@\"", "sh"]).arg(place.at("archive/bin/rnicctl"));
+    command.args(["system", "install", "--preload", "--root"]).arg(place.at("root"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    for name in ["etc/ld.so.preload", "var/lib/rnicd/installed", "etc/rnicd/rnicd.toml"] {
+        assert_eq!(fs::metadata(place.root(name)).unwrap().mode() & 0o777, 0o644, "{name}");
+    }
+    assert_eq!(fs::metadata(place.root("etc/rnicd")).unwrap().mode() & 0o777, 0o755);
+}
+
 /// Returns a container with the distribution's files, and all of rnicd in `/archive`.
 fn container() -> Option<Place> {
     if !geteuid().is_root() {
@@ -348,6 +432,9 @@ fn whole_container_gets_the_device() {
     assert!(section("link").contains("link rnicd1/1 state ACTIVE physical_state LINK_UP netdev "));
     let json: Value = serde_json::from_str(section("json")).unwrap();
     assert_eq!(json[1]["ifname"], "rnicd1", "{json}");
+    let added = section("added");
+    assert!(added.contains("link rxe0/1 state ACTIVE"), "{found:#?}");
+    assert!(added.contains("rxe0 in verbs\nrxe0 deleted\nrefused\n"), "{found:#?}");
     assert_eq!(section("difference"), "", "{found:#?}");
     assert_eq!(section("loader"), "", "{found:#?}");
 }
@@ -387,5 +474,9 @@ fn daemon_that_does_not_start_undoes_all() {
     assert!(section("invalid").contains("the daemon did not start"), "{found:#?}");
     assert!(section("invalid").contains("no-such-key"), "{found:#?}");
     assert!(section("taken").contains("another daemon"), "{found:#?}");
+    for folder in ["/home/user", "/home/all"] {
+        let words = format!("other users than root can replace {folder}");
+        assert!(section("owned").contains(&words), "{found:#?}");
+    }
     assert_eq!(section("difference"), "", "{found:#?}");
 }

@@ -12,7 +12,17 @@ snapshot > /tmp/before2
 echo "== taken"
 /archive/bin/rnicctl system install && exit 1
 snapshot > /tmp/after2
+echo "== owned"
+mkdir /home/user /home/all
+chown 1001 /home/user
+chmod 777 /home/all
+for folder in user/rnicd all; do
+    /archive/bin/rnicctl system install --prefix /home/$folder && exit 1
+done
+rmdir /home/user /home/all
+snapshot > /tmp/after3
 echo "== difference"
+diff /tmp/before2 /tmp/after3 || true
 diff /tmp/before /tmp/after || true
 diff /tmp/before2 /tmp/after2 || true
 kill $!

@@ -24,10 +24,18 @@ echo "== link"
 rdma link
 echo "== json"
 rdma -j link
+echo "== added"
+rdma link add rxe0 type rxe netdev lo
+rdma link
+if env -i /usr/bin/ibv_devices | grep -q rxe0; then echo "rxe0 in verbs"; fi
+rdma link delete rxe0
+if ! rdma link show rxe0/1 > /dev/null 2>&1; then echo "rxe0 deleted"; fi
+if ! rdma link add rxe0 type rxe netdev no-such-device 2> /dev/null; then echo refused; fi
 echo "== status"
 rnicctl system status
 echo "== again"
-/usr/local/bin/rnicctl system install
+# Any user can lock the root directory.
+flock -o / /usr/local/bin/rnicctl system install
 env -i /usr/bin/ibv_devices
 rnicctl system stop
 rnicctl system start

@@ -43,7 +43,7 @@ pub fn has_group(root: &Root, group: &str) -> Result<bool, SystemError> {
 }
 
 fn read(root: &Root, file: &str) -> Result<Option<String>, SystemError> {
-    let place = root.at(Path::new(file))?;
+    let place = root.file(Path::new(file))?;
     match std::fs::read(&place) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),

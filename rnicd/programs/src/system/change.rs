@@ -5,7 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
 
 use super::SystemError;
 use super::accounts::{GROUPS, USERS};
@@ -53,7 +53,10 @@ impl Changes {
         let undo = |step: &Undo| match step {
             Undo::Remove { place, item } => remove(place, item).map(drop),
             Undo::Restore { place } => {
-                fs::rename(earlier(place), place).map_err(SystemError::at("cannot restore", place))
+                let kept = earlier(place);
+                fs::rename(&kept, place).map_err(SystemError::at("cannot restore", place))?;
+                // Two names of one file remain, if it was not replaced.
+                remove_file(&kept)
             }
         };
         self.0.iter().rev().filter_map(|step| undo(step).err()).map(|e| e.to_string()).collect()
@@ -125,8 +128,13 @@ fn write_file(
 /// Appends a line to a file. The file keeps its owner, mode and security label.
 fn add_line(place: &Path, line: &str) -> io::Result<()> {
     let _lock = lock_accounts(place)?;
+    let is_new = !place.exists();
     let mut options = OpenOptions::new();
-    let mut file = options.read(true).append(true).create(true).mode(0o644).open(place)?;
+    let mut file = options.read(true).append(true).create(true).open(place)?;
+    if is_new {
+        // Whatever the umask is: a list of the loader that users cannot read has no effect.
+        file.set_permissions(Permissions::from_mode(0o644))?;
+    }
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let newline = if text.last().is_some_and(|last| *last != b'\n') { "\n" } else { "" };
@@ -165,7 +173,8 @@ fn lock_accounts(place: &Path) -> io::Result<Option<File>> {
     if !is_of_accounts || !lock.exists() {
         return Ok(None);
     }
-    let lock = OpenOptions::new().write(true).open(lock)?;
+    let no_follow = OFlags::NOFOLLOW.bits().cast_signed();
+    let lock = OpenOptions::new().write(true).custom_flags(no_follow).open(lock)?;
     fcntl_lock(&lock, FlockOperation::LockExclusive)?;
     Ok(Some(lock))
 }
@@ -176,32 +185,34 @@ pub fn remove(place: &Path, item: &Item) -> Result<Option<&'static str>, SystemE
     let failed = |what| SystemError::at(what, place);
     remove_file(&incoming(place))?;
     remove_file(&earlier(place))?;
-    if fs::symlink_metadata(place).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-        return Ok(None);
+    let found = match fs::symlink_metadata(place) {
+        Err(error) if is_absent(&error) => return Ok(None),
+        found => found.map_err(failed("cannot examine"))?,
+    };
+    let is_same = match &item.made {
+        Made::Folder => found.is_dir(),
+        Made::File { sha256 } => found.is_file() && sha256.contains(&digest_of(place)?),
+        Made::Link { to } => fs::read_link(place).ok().as_ref() == Some(to),
+        Made::Output => !found.is_dir(),
+        Made::Line { .. } | Made::Mount => true,
+    };
+    if !is_same {
+        return Ok(Some("changed since it was installed"));
     }
     match &item.made {
         Made::Folder => match fs::remove_dir(place) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                 return Ok(Some("not empty"));
             }
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                return Ok(Some("a file system is mounted there"));
+            }
             removed => removed.map_err(failed("cannot remove"))?,
         },
-        Made::File { sha256 } => {
-            if !sha256.contains(&digest_of(place)?) {
-                return Ok(Some("changed since it was installed"));
-            }
-            remove_file(place)?;
-        }
-        Made::Link { to } => {
-            if fs::read_link(place).ok().as_ref() != Some(to) {
-                return Ok(Some("changed since it was installed"));
-            }
-            remove_file(place)?;
-        }
         Made::Line { line, newline, created } => {
             remove_line(place, line, *newline, *created).map_err(failed("cannot change"))?;
         }
-        Made::Output => remove_file(place)?,
+        Made::File { .. } | Made::Link { .. } | Made::Output => remove_file(place)?,
         Made::Mount => {}
     }
     Ok(None)
@@ -211,7 +222,7 @@ pub fn remove(place: &Path, item: &Item) -> Result<Option<&'static str>, SystemE
 pub fn remove_all(root: &Root, items: &[Item]) -> Result<Vec<String>, SystemError> {
     let mut left = Vec::new();
     for item in items.iter().rev() {
-        if let Some(why) = remove(&root.at(&item.path)?, item)? {
+        if let Some(why) = remove(&item.place(root)?, item)? {
             left.push(format!("{} ({why})", item.path.display()));
         }
     }
@@ -221,9 +232,14 @@ pub fn remove_all(root: &Root, items: &[Item]) -> Result<Vec<String>, SystemErro
 /// Removes a file or link that may not exist.
 fn remove_file(path: &Path) -> Result<(), SystemError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if is_absent(&error) => Ok(()),
         removed => removed.map_err(SystemError::at("cannot remove", path)),
     }
+}
+
+/// Returns true for the errors of a path that leads to nothing.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Path of a file before it is renamed to its place.
@@ -239,4 +255,25 @@ fn earlier(place: &Path) -> PathBuf {
 fn beside(place: &Path, what: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     place.with_file_name(format!(".{name}.rnicd-{what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parts::Part;
+    use super::*;
+
+    #[test]
+    fn undone_replacement_leaves_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("program");
+        fs::write(&place, "old").unwrap();
+        let what = What::Copy { from: folder.path().join("missing"), mode: 0o755 };
+        let part = Part { path: place.clone(), what };
+        let step = Step { part, place: place.clone(), action: Action::Replace, item: None };
+        let mut changes = Changes::default();
+        assert!(changes.make(&step).is_err());
+        assert_eq!(changes.undo(), [] as [&str; 0]);
+        assert_eq!(fs::read(&place).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
 }

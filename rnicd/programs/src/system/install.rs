@@ -1,5 +1,6 @@
 //! Installs rnicd, or replaces an earlier installation.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path};
 
 use super::change::{self, Changes};
@@ -19,9 +20,12 @@ pub fn install(args: &Install) -> Result<Report, SystemError> {
     let old = Manifest::read(&root)?;
     let parts = parts::of(args, &root, &Source::of_this_program()?)?;
     let steps = plan::decide(parts, &root, old.as_ref())?;
+    if root.is_own() {
+        check_owners(&args.prefix, &root, &steps)?;
+    }
     let mut items: Vec<Item> = steps.iter().filter_map(|step| step.item.clone()).collect();
     items.extend((args.mount && root.is_own()).then(mount::item));
-    let stale = stale(old.as_ref(), &items);
+    let stale = stale(&root, old.as_ref(), &items)?;
     if args.dry_run {
         return Ok(dry_run(args, &root, &steps, &stale));
     }
@@ -72,6 +76,25 @@ fn check(args: &Install, root: &Root) -> Result<(), SystemError> {
     }
     Ok(())
 }
+
+/// Checks that only root can replace the programs and libraries, which root's programs will load.
+fn check_owners(prefix: &Path, root: &Root, steps: &[Step]) -> Result<(), SystemError> {
+    let prefix_place = root.real(prefix)?;
+    let below = steps.iter().filter(|step| step.part.path.starts_with(prefix));
+    for place in prefix_place.ancestors().chain(below.map(|step| &*step.place)) {
+        let Ok(found) = std::fs::metadata(place) else { continue };
+        let is_of_all = found.mode() & WORLD_WRITABLE != 0 && found.mode() & STICKY == 0;
+        if found.uid() != 0 || is_of_all {
+            return Err(SystemError::NotOfRoot { path: place.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// `S_IWOTH`.
+const WORLD_WRITABLE: u32 = 0o002;
+/// `S_ISVTX`: only the owner of a file can replace it.
+const STICKY: u32 = 0o1000;
 
 /// An installation that has not succeeded yet.
 struct Installation<'a> {

@@ -76,6 +76,7 @@ fn entry<'a>(line: &'a str, soname: &str) -> Option<Entry<'a>> {
 fn ldconfig(root: &Root, arguments: &[&str]) -> Result<String, SystemError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/sbin".into(), "/usr/sbin".into()]);
+    let folders = folders.filter(|folder| folder.is_absolute());
     let programs = folders.map(|folder| folder.join("ldconfig"));
     let program = programs.into_iter().find(|program| program.is_file());
     let program = program.unwrap_or_else(|| PathBuf::from("ldconfig"));

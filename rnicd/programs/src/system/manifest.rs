@@ -1,8 +1,9 @@
 //! The manifest: what an installation has made, so that it can be removed.
 
 use std::fs;
+use std::fs::Permissions;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -66,10 +67,20 @@ pub enum Made {
     Mount,
 }
 
+impl Item {
+    /// Returns the place of the item in a root.
+    pub fn place(&self, root: &Root) -> Result<PathBuf, SystemError> {
+        match self.made {
+            Made::Line { .. } => root.file(&self.path),
+            _ => root.at(&self.path),
+        }
+    }
+}
+
 impl Manifest {
     /// Reads the manifest of a root. Returns `None` if nothing is installed.
     pub fn read(root: &Root) -> Result<Option<Self>, SystemError> {
-        let place = root.at(Path::new(MANIFEST))?;
+        let place = root.file(Path::new(MANIFEST))?;
         let text = match fs::read(&place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read.map_err(SystemError::at("cannot read", &place))?,
@@ -87,10 +98,14 @@ impl Manifest {
             .map_err(|error| SystemError::at("cannot write", &place)(error.into()))?;
         text.push(b'\n');
         let write = || {
-            let mut options = fs::OpenOptions::new();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o644).open(&new)?;
+            // A new file, because an existing one may be a link out of the root.
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
+            let mut file = fs::File::create_new(&new)?;
             file.write_all(&text)?;
+            file.set_permissions(Permissions::from_mode(0o644))?;
             file.sync_all()?;
             fs::rename(&new, &place)
         };

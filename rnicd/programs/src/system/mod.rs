@@ -167,6 +167,13 @@ pub enum SystemError {
         /// The files.
         paths: Vec<PathBuf>,
     },
+    /// Other users could replace the libraries of all programs.
+    #[error("other users than root can replace {}, and root's programs would load it; choose \
+             another --prefix, or change its owner and mode", path.display())]
+    NotOfRoot {
+        /// The file or directory.
+        path: PathBuf,
+    },
     /// A link leads out of `--root`.
     #[error("{} leads to {}, out of --root {}", path.display(), real.display(), root.display())]
     LeadsOut {

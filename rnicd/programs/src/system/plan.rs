@@ -1,5 +1,6 @@
 //! Compares the parts of an installation with the system.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,11 +45,18 @@ pub fn decide(
     root: &Root,
     old: Option<&Manifest>,
 ) -> Result<Vec<Step>, SystemError> {
+    let mut known = HashMap::new();
+    for item in old.iter().flat_map(|old| &old.items) {
+        known.insert(root.real(&item.path)?, item);
+    }
     let mut steps = Vec::new();
     let mut in_the_way = Vec::new();
     for part in parts {
-        let place = root.at(&part.path)?;
-        match decide_one(&part, &place, old)? {
+        let place = match part.what {
+            What::Line { .. } => root.file(&part.path)?,
+            _ => root.at(&part.path)?,
+        };
+        match decide_one(&part, &place, known.get(&root.real(&part.path)?).copied())? {
             Some((action, item)) => steps.push(Step { part, place, action, item }),
             None => in_the_way.push(part.path),
         }
@@ -60,9 +68,8 @@ pub fn decide(
 fn decide_one(
     part: &Part,
     place: &Path,
-    old: Option<&Manifest>,
+    known: Option<&Item>,
 ) -> Result<Option<(Action, Option<Item>)>, SystemError> {
-    let known = old.and_then(|old| old.item(&part.path));
     let item = |made| Some(Item { path: part.path.clone(), made });
     let found = match fs::symlink_metadata(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -105,7 +112,18 @@ fn decide_one(
                 return Ok(Some((Action::Nothing, known.cloned())));
             }
             let newline = text.last().is_some_and(|last| *last != b'\n');
-            let made = Made::Line { line: line.clone(), newline, created: found.is_none() };
+            // The earlier installation may have added another line, which this one replaces.
+            let before = match known {
+                Some(Item { made: Made::Line { newline, created, .. }, .. }) => {
+                    (*newline, *created)
+                }
+                _ => (false, false),
+            };
+            let made = Made::Line {
+                line: line.clone(),
+                newline: newline || before.0,
+                created: found.is_none() || before.1,
+            };
             Some((Action::Create, item(made)))
         }
     };
@@ -124,7 +142,8 @@ fn decide_file(
         return Ok(Some((Action::Create, made(vec![new]))));
     };
     if !found.is_file() {
-        return Ok(None);
+        let is_kept = part.path == Path::new(super::parts::CONFIG) && place.is_file();
+        return Ok(is_kept.then(|| (Action::Keep, known.cloned())));
     }
     let present = digest_of(place)?;
     let recorded = match known {

@@ -145,7 +145,7 @@ pub fn commands(report: &mut Report, prefix: &Path, manifest: &Manifest) {
 
 /// Returns how an item differs from what was installed.
 fn difference(root: &Root, item: &super::manifest::Item) -> Option<&'static str> {
-    let place = match root.at(&item.path) {
+    let place = match item.place(root) {
         Ok(place) => place,
         Err(_) => return Some("leads out of the root"),
     };

@@ -1,7 +1,8 @@
 //! The root of the system that is changed: `/`, or the directory of `--root`.
 
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -30,13 +31,17 @@ impl Root {
         &self.0
     }
 
-    /// Locks the root against other changes until the file is closed. Leaves nothing behind.
-    pub fn lock(&self) -> Result<File, SystemError> {
-        let folder = File::open(&self.0).map_err(SystemError::at("cannot open --root", &self.0))?;
-        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(folder),
-            Err(Errno::WOULDBLOCK) => Err(SystemError::Busy),
-            Err(error) => Err(SystemError::at("cannot lock", &self.0)(error.into())),
+    /// Locks the root against other changes until the lock is dropped. Leaves nothing behind.
+    ///
+    /// The lock of the running system is a file that only root can open. Any user could lock the
+    /// root directory itself.
+    pub fn lock(&self) -> Result<Lock, SystemError> {
+        let path = self.is_own().then(|| PathBuf::from(LOCK));
+        loop {
+            let lock = Lock::take(path.clone(), &self.0)?;
+            if lock.is_current() {
+                return Ok(lock);
+            }
         }
     }
 
@@ -64,6 +69,83 @@ impl Root {
         }
         Ok(place)
     }
+
+    /// Returns the place of a file whose content is read or changed. Unlike for [`at`](Self::at),
+    /// the file itself must not be a link out of the root either.
+    pub fn file(&self, path: &Path) -> Result<PathBuf, SystemError> {
+        let place = self.at(path)?;
+        if let (Ok(target), false) = (fs::read_link(&place), self.is_own()) {
+            // A link to nothing would create a file at its target.
+            let real = place.canonicalize().unwrap_or(target);
+            if !real.starts_with(&self.0) {
+                let root = self.0.clone();
+                return Err(SystemError::LeadsOut { path: place, real, root });
+            }
+        }
+        Ok(place)
+    }
+
+    /// Returns the place of a path without links to directories, so that two paths of one file are
+    /// equal.
+    pub fn real(&self, path: &Path) -> Result<PathBuf, SystemError> {
+        let place = self.at(path)?;
+        let real = place.ancestors().skip(1).find_map(|folder| {
+            Some(folder.canonicalize().ok()?.join(place.strip_prefix(folder).ok()?))
+        });
+        Ok(real.unwrap_or(place))
+    }
+}
+
+/// Lock file of the running system.
+const LOCK: &str = "/run/rnicctl.lock";
+
+/// A lock on a root.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+    /// Lock file, removed at the end.
+    path: Option<PathBuf>,
+}
+
+impl Lock {
+    /// Locks `path`, or the directory `folder` without it.
+    fn take(path: Option<PathBuf>, folder: &Path) -> Result<Self, SystemError> {
+        let no_follow = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+        let mut options = OpenOptions::new();
+        let file = match &path {
+            Some(path) => options
+                .write(true)
+                .create(true)
+                .mode(0o600)
+                .custom_flags(no_follow)
+                .open(path)
+                .map_err(SystemError::at("cannot open", path))?,
+            None => File::open(folder).map_err(SystemError::at("cannot open --root", folder))?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock { file, path }),
+            Err(Errno::WOULDBLOCK) => Err(SystemError::Busy),
+            Err(error) => Err(SystemError::at("cannot lock", folder)(error.into())),
+        }
+    }
+
+    /// Returns false if another process has removed the file between its opening and the lock.
+    fn is_current(&self) -> bool {
+        let Some(path) = &self.path else { return true };
+        let own = self.file.metadata().map(|own| (own.dev(), own.ino()));
+        let there = fs::symlink_metadata(path).map(|there| (there.dev(), there.ino()));
+        matches!((own, there), (Ok(own), Ok(there)) if own == there)
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.is_current()
+            && let Some(path) = &self.path
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +165,24 @@ mod tests {
     }
 
     #[test]
+    fn lock_file_is_removed_and_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let take = || Lock::take(Some(path.clone()), folder.path());
+        let lock = take().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(matches!(take(), Err(SystemError::Busy)));
+        // As if another process had removed it after this one has opened it.
+        fs::remove_file(&path).unwrap();
+        assert!(!lock.is_current());
+        let next = take().unwrap();
+        drop(lock);
+        assert!(path.exists() && next.is_current());
+        drop(next);
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn links_out_of_the_root_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("etc")).unwrap();
@@ -95,7 +195,16 @@ mod tests {
         assert_eq!(place("/inside/x").unwrap(), root.path().join("inside/x"));
         let error = place("/run/rnicd/rnicd.pid").unwrap_err();
         assert!(matches!(error, SystemError::LeadsOut { .. }), "{error}");
-        // The link itself may be replaced or removed.
+        // The link itself may be replaced or removed, but not opened.
         assert!(place("/run").is_ok());
+        symlink("/no-such-folder/x", folder.path().join("etc/nothing")).unwrap();
+        for path in ["/run", "/etc/nothing"] {
+            let error = root.file(Path::new(path)).unwrap_err();
+            assert!(matches!(error, SystemError::LeadsOut { .. }), "{error}");
+        }
+        assert!(root.file(Path::new("/inside")).is_ok() && root.file(Path::new("/etc/x")).is_ok());
+        let real = |path: &str| root.real(Path::new(path)).unwrap();
+        assert_eq!(real("/inside/x/y"), real("/etc/x/y"));
+        assert_ne!(real("/inside"), real("/etc"));
     }
 }

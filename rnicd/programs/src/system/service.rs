@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::loader::run;
 use super::manifest::Manifest;
@@ -199,12 +199,7 @@ fn open_log() -> io::Result<File> {
 /// Ends the daemon in the background: politely, then by SIGKILL.
 fn stop_process() -> Result<(), SystemError> {
     let Some(pid) = recorded() else { return Ok(()) };
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    // Otherwise the number belongs to a later process.
-    if name.trim_end() == OWN_NAME {
-        end_process(pid)
-            .map_err(SystemError::at("cannot stop the process of", Path::new(PID_FILE)))?;
-    }
+    end_process(pid).map_err(SystemError::at("cannot stop the process of", Path::new(PID_FILE)))?;
     match fs::remove_file(PID_FILE) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(SystemError::at("cannot remove", Path::new(PID_FILE))),
@@ -217,8 +212,16 @@ fn end_process(pid: u32) -> io::Result<()> {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
         process => process?,
     };
+    // After the process is held by its descriptor. Otherwise the number may belong to a later one.
+    let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+    if name.unwrap_or_default().trim_end() != OWN_NAME {
+        return Ok(());
+    }
     for signal in [Signal::TERM, Signal::KILL] {
-        kill_process(pid, signal)?;
+        match pidfd_send_signal(&process, signal) {
+            Err(rustix::io::Errno::SRCH) => return Ok(()),
+            sent => sent?,
+        }
         let timeout = Timespec { tv_sec: STOP_SECONDS, tv_nsec: 0 };
         // Readable when the process has ended.
         if poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout))? > 0 {

@@ -1,5 +1,6 @@
 //! Removes an installation.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use super::manifest::{Item, MANIFEST, Made, Manifest};
@@ -68,7 +69,22 @@ fn description(item: &Item) -> String {
 }
 
 /// Returns the items of an earlier installation that a new one does not contain.
-pub fn stale(old: Option<&Manifest>, new: &[Item]) -> Vec<Item> {
-    let is_stale = |item: &&Item| !new.iter().any(|other| other.path == item.path);
-    old.iter().flat_map(|old| &old.items).filter(is_stale).cloned().collect()
+pub fn stale(root: &Root, old: Option<&Manifest>, new: &[Item]) -> Result<Vec<Item>, SystemError> {
+    let mut places = HashMap::new();
+    for item in new {
+        places.insert(root.real(&item.path)?, item);
+    }
+    let mut stale = Vec::new();
+    for item in old.iter().flat_map(|old| &old.items) {
+        let other = places.get(&root.real(&item.path)?);
+        if other.is_none_or(|other| is_other_line(&item.made, &other.made)) {
+            stale.push(item.clone());
+        }
+    }
+    Ok(stale)
+}
+
+/// Returns true for different lines of one file.
+fn is_other_line(old: &Made, new: &Made) -> bool {
+    matches!((old, new), (Made::Line { line, .. }, Made::Line { line: other, .. }) if line != other)
 }
