@@ -1,4 +1,4 @@
-//! Short messages over a queue pair: the control messages of `rcopy`.
+//! Short messages over a queue pair: the control messages of `rnic-copy`.
 //!
 //! Owns a QP, its CQ and a small region with message buffers, and keeps every receive posted. It
 //! does not interpret messages. Other requests may be posted on the same QP with a `wr_id` below

@@ -1,11 +1,11 @@
 //! The programs as real processes: their output, exit codes and leftovers when the other side, the
 //! daemon, the network or the disk fails or misbehaves.
 
+mod copy;
 mod hosts;
 mod lists;
 mod manners;
 mod perf;
-mod rcopy;
 mod talker;
 
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use std::process::Command;
 
 use rnic_tests::{Daemon, Process, built};
 
-const RCOPY: &str = "rcopy";
+const RCOPY: &str = "rnic-copy";
 const PERF: &str = "rnic-perf";
 
 /// Starts a program as a client of this daemon.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use rnic_client::Context;
 use rnic_tools::endpoint::loopback;
-use rnic_tools::{perf, rcopy, tour};
+use rnic_tools::{copy, perf, tour};
 
 /// A part of the demo, run by a child process.
 #[derive(Debug, Subcommand)]
@@ -78,9 +78,9 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
         Part::Receive { folder } => {
             let listener = context.listen(loopback(), 1)?;
             writeln!(std::io::stdout(), "address\t{}", listener.local_addr())?;
-            let options = rcopy::ReceiveOptions::default();
+            let options = copy::ReceiveOptions::default();
             let report =
-                rcopy::serve_one(&context, &listener, folder, &options, Some(PATIENCE), |_, _| {})?;
+                copy::serve_one(&context, &listener, folder, &options, Some(PATIENCE), |_, _| {})?;
             writeln!(
                 std::io::stdout(),
                 "received\t{}\t{}\t{}",
@@ -90,8 +90,8 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
             )?;
         }
         Part::Send { file, address } => {
-            let options = rcopy::SendOptions::default();
-            let report = rcopy::send_file(&context, file, *address, &options, |_| {})?;
+            let options = copy::SendOptions::default();
+            let report = copy::send_file(&context, file, *address, &options, |_| {})?;
             writeln!(
                 std::io::stdout(),
                 "sent\t{}\t{}\t{}",

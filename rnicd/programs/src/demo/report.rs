@@ -51,7 +51,7 @@ impl Report {
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         self.verified += 1;
         print_line!(
-            "    ok  rcopy of {name}: {:.0} MiB in {seconds:.2} s, {:.0} MB/s \
+            "    ok  rnic-copy of {name}: {:.0} MiB in {seconds:.2} s, {:.0} MB/s \
              with hashing and disk",
             bytes / f64::from(1 << 20),
             bytes / seconds / 1e6,

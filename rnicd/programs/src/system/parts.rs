@@ -54,7 +54,7 @@ const PROGRAMS: [(&str, bool); 5] = [
     ("rnicd", true),
     ("rnicctl", true),
     ("rnic-run", false),
-    ("rcopy", false),
+    ("rnic-copy", false),
     ("rnic-perf", false),
 ];
 /// Commands that `rnicctl` answers when it is started by these names, and their folder with

@@ -1,10 +1,10 @@
-//! The command line of `rcopy`.
+//! The command line of `rnic-copy`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use rnic_client::{ConnectionRequest, Context};
 
 use super::Progress;
@@ -17,12 +17,12 @@ use crate::{cli, clients, link};
 
 /// Copies files to other processes and hosts by RDMA Write, and verifies their SHA-256.
 ///
-/// Start `rcopy serve` on the receiver, then `rcopy send FILE HOST:PORT` on the sender. Both need a
+/// Start `rnic-copy serve` on the receiver, then `rnic-copy send FILE HOST:PORT` on the sender. Both need a
 /// running `rnicd`; RNIC_SOCKET is the path of its socket.
 ///
 /// Exit codes: 0 copied and verified; 1 failed, leaving no partial file; 2 wrong usage.
 #[derive(Parser)]
-#[command(name = "rcopy", version)]
+#[command(name = "rnic-copy", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -88,10 +88,15 @@ struct Ring {
     timeout: Duration,
 }
 
-/// Runs `rcopy` and returns its exit code.
+/// Returns the command line of `rnic-copy`, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs `rnic-copy` and returns its exit code.
 pub fn main() -> ExitCode {
     cli::exit_code(
-        "rcopy",
+        "rnic-copy",
         match Cli::parse().command {
             Command::Serve(serve) => serve.run(),
             Command::Send(send) => send.run(),
@@ -144,7 +149,7 @@ impl Serve {
         }
         let report = |line: &str| {
             status.clear();
-            cli::print_error("rcopy", line);
+            cli::print_error("rnic-copy", line);
         };
         clients::serve(&listener, self.clients, &refusal(BUSY), report, |request| {
             self.receive(&context, request, &options, &status)
@@ -202,7 +207,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 

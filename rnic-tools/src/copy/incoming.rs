@@ -1,7 +1,7 @@
 //! A file that gets its name only when it is complete.
 //!
 //! If the file system supports `O_TMPFILE`, the file has no name until then, so that even `kill -9`
-//! leaves nothing behind. Otherwise it has a name `.rcopy-...`, and is removed if the copy fails,
+//! leaves nothing behind. Otherwise it has a name `.rnic-copy-...`, and is removed if the copy fails,
 //! unless the process is killed. Callers check the final name.
 
 use std::fs::File;
@@ -140,7 +140,7 @@ fn proc_path(file: &File) -> PathBuf {
 
 fn builder() -> Builder<'static, 'static> {
     let mut builder = Builder::new();
-    builder.prefix(".rcopy-");
+    builder.prefix(".rnic-copy-");
     builder
 }
 

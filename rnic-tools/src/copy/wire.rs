@@ -1,4 +1,4 @@
-//! Messages of `rcopy`. All fields are little-endian.
+//! Messages of `rnic-copy`. All fields are little-endian.
 //!
 //! | message | carried in | fields and their bytes |
 //! | --- | --- | --- |
@@ -122,7 +122,7 @@ pub fn refusal(why: &str) -> Vec<u8> {
     b
 }
 
-/// Returns the text of a rejection by `rcopy`, or `None` for other private data.
+/// Returns the text of a rejection by `rnic-copy`, or `None` for other private data.
 pub(super) fn parse_refusal(bytes: &[u8]) -> Option<String> {
     parse_header(bytes).ok().map(|mut f| String::from_utf8_lossy(f.rest()).into_owned())
 }
@@ -190,10 +190,10 @@ fn header() -> Vec<u8> {
 
 fn parse_header(bytes: &[u8]) -> Result<Fields<'_>, String> {
     let mut f = Fields(bytes);
-    f.expect(MAGIC).ok_or("the peer does not run rcopy")?;
+    f.expect(MAGIC).ok_or("the peer does not run rnic-copy")?;
     match f.u8() {
         Some(VERSION) => Ok(f),
-        version => Err(format!("the peer has rcopy version {version:?} instead of {VERSION}")),
+        version => Err(format!("the peer has rnic-copy version {version:?} instead of {VERSION}")),
     }
 }
 
@@ -280,7 +280,7 @@ mod tests {
         other[5] = 9;
         assert!(Offer::parse(&other).unwrap_err().contains("version"));
         let e = Offer::parse(b"GET / HTTP/1.1");
-        assert_eq!(e, Err("the peer does not run rcopy".to_owned()));
+        assert_eq!(e, Err("the peer does not run rnic-copy".to_owned()));
         assert_eq!(parse_refusal(b"no"), None);
         assert_eq!(parse_refusal(&refusal("full")), Some("full".to_owned()));
     }

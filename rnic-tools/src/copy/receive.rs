@@ -302,7 +302,7 @@ mod tests {
         let said = refusal_of(&[offer("", 1), b"../b".to_vec()].concat(), folder.path(), &options);
         assert!(said.contains("has a slash"), "{said}");
         let said = refusal_of(b"GET /", folder.path(), &options);
-        assert!(said.contains("does not run rcopy"), "{said}");
+        assert!(said.contains("does not run rnic-copy"), "{said}");
         let said = refusal_of(&offer("b", 1), &folder.path().join("gone"), &options);
         assert!(said.contains("cannot write it") && !said.contains("gone"), "{said}");
     }

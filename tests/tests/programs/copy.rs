@@ -1,4 +1,4 @@
-//! `rcopy`: a file arrives completely or not at all, and both sides report the reason.
+//! `rnic-copy`: a file arrives completely or not at all, and both sides report the reason.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -27,9 +27,9 @@ impl Receiver {
         Receiver::start_as(daemon, Command::new(built::program(RCOPY)), options)
     }
 
-    /// Starts `rcopy` through a program that passes its arguments on.
+    /// Starts `rnic-copy` through a program that passes its arguments on.
     fn start_as(daemon: &Daemon, mut program: Command, options: &[&str]) -> Receiver {
-        let folder = TempDir::with_prefix("rcopy-test-").unwrap();
+        let folder = TempDir::with_prefix("rnic-copy-test-").unwrap();
         program.args(["serve", "127.0.0.1:0", "--dir"]).arg(folder.path()).args(options);
         program.env("RNIC_SOCKET", daemon.socket());
         let mut process = Process::start(program);
@@ -129,7 +129,7 @@ fn files_of_any_size_arrive_whole_on_both_paths() {
     }
 }
 
-/// A sender driven by the test. It uses the layout that `rcopy` documents and shares no code with
+/// A sender driven by the test. It uses the layout that `rnic-copy` documents and shares no code with
 /// it.
 struct HostileSender {
     talker: Talker,
@@ -241,7 +241,7 @@ fn invalid_requests_store_nothing() {
     receiver.is_unharmed(&daemon);
 }
 
-/// Starts a receiver driven by the test, which lends four chunks of 1 KiB, and an `rcopy` that
+/// Starts a receiver driven by the test, which lends four chunks of 1 KiB, and an `rnic-copy` that
 /// sends a file to it.
 fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
     let talker = Talker::new(daemon);
@@ -300,10 +300,10 @@ fn excess_sender_is_refused_until_one_leaves() {
     let file = file_of(b"second");
     let sent = send(&daemon, file.path(), &format!("{}/second", receiver.address));
     fails(sent, "too many files are being received already; try again later");
-    receiver.process.line_after("rcopy: rejected 127.0.0.1:");
+    receiver.process.line_after("rnic-copy: rejected 127.0.0.1:");
     drop(first);
     // Printed when there is room again.
-    receiver.process.line_after("rcopy: ");
+    receiver.process.line_after("rnic-copy: ");
     receiver.is_unharmed(&daemon);
 }
 
@@ -324,7 +324,7 @@ fn a_sender_killed_leaves_no_half_file() {
         let sender = sending(&daemon, file.path(), &format!("{}/half", serving.address));
         placed(&daemon, 8 << 20);
         sender.kill();
-        serving.process.line_after("rcopy: the connection with 127.0.0.1:");
+        serving.process.line_after("rnic-copy: the connection with 127.0.0.1:");
         serving.is_unharmed(&daemon);
     }
 }
@@ -522,7 +522,7 @@ fn full_disk_leaves_no_partial_file() {
     }
     let daemon = Daemon::start("");
     let mut mounted = Command::new("unshare");
-    // The folder is the third argument of `rcopy`. The disk mounted on it has 4 MiB.
+    // The folder is the third argument of `rnic-copy`. The disk mounted on it has 4 MiB.
     let script = "mount -t tmpfs -o size=4m none \"$4\" && exec \"$0\" \"$@\"";
     mounted.args(["--mount", "--propagation", "private", "sh", "-c", script]);
     mounted.arg(built::program(RCOPY));

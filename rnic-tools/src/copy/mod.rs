@@ -30,7 +30,7 @@ use rnic_client::Error;
 use crate::cli::printable;
 use crate::link::LinkError;
 
-pub use cli::main;
+pub use cli::{command, main};
 pub use incoming::check_folder;
 pub use name::{FileName, NameError};
 pub use receive::{receive_file, serve_one};
@@ -208,7 +208,7 @@ pub enum CopyError {
         /// The receiver's digest.
         stored: Digest,
     },
-    /// The other side violates the protocol of `rcopy`.
+    /// The other side violates the protocol of `rnic-copy`.
     #[error("{peer} violates the protocol: {why}")]
     Protocol {
         /// Address of the other side.
