@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use rnic_client::Context;
 
 use super::driver::Driver;
@@ -165,6 +165,11 @@ pub struct Rounds {
     pub json: bool,
 }
 
+/// Returns the command line of `rnic-perf`, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
 /// Runs `rnic-perf`. The exit code is 0 only if everything was measured.
 pub fn main() -> ExitCode {
     let done = match Arguments::parse().what {
@@ -305,7 +310,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        use clap::CommandFactory;
         Arguments::command().debug_assert();
     }
 

@@ -26,7 +26,7 @@ pub mod report;
 pub mod spec;
 pub mod stats;
 
-pub use cli::main;
+pub use cli::{command, main};
 pub use error::PerfError;
 pub use peer::serve;
 pub use quick::{Quick, QuickOptions, quick};

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use rnic_client::{DeviceKind, DeviceRow, Profile};
 
 use crate::check::{self, Obstacle};
@@ -133,6 +133,11 @@ impl RunError {
             _ => FAILED,
         }
     }
+}
+
+/// Returns the command line of `rnic-run`, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs `rnic-run` with the arguments of this process.
@@ -384,7 +389,6 @@ const FAILED: u8 = 125;
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
 
     use super::*;
 

@@ -20,4 +20,4 @@ mod outlive;
 mod preload;
 mod shell;
 
-pub use cli::main;
+pub use cli::{command, main};

@@ -125,6 +125,11 @@ enum Switch {
     Off,
 }
 
+/// Returns the command line of `rnicctl`, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Runs `rnicctl`, or the command with the name of this process, with its arguments.
 pub fn main() -> ExitCode {
     commands::by_name().unwrap_or_else(|| run(std::env::args_os()))

@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use rnic_abi::abi::control::Profile;
 
@@ -206,6 +206,11 @@ impl From<LoopbackArg> for Loopback {
             LoopbackArg::Tcp => Loopback::Tcp,
         }
     }
+}
+
+/// Returns the command line of `rnicd`, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the command in this process's arguments.
@@ -418,7 +423,6 @@ pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
 
     use super::*;
 

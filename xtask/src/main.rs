@@ -1,0 +1,45 @@
+//! `cargo xtask`: makes what a release consists of besides the programs.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use xtask::{Failure, completions, crates, manual};
+
+/// Makes manual pages, completions and release archives of rnicd.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Task {
+    /// Write the manual pages.
+    Manual {
+        /// Folder for the pages; `man1`, `man5` and `man8` are created in it.
+        #[arg(default_value = "docs/man")]
+        folder: PathBuf,
+    },
+    /// Write the completions for bash, zsh and fish.
+    Completions {
+        /// Folder for the completions, with the layout of `/usr/share`.
+        folder: PathBuf,
+    },
+    /// Print the crates that a release for a target contains, as CycloneDX.
+    Crates {
+        /// Target of the compiler, such as `x86_64-unknown-linux-gnu`.
+        #[arg(long)]
+        target: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let done: Result<(), Failure> = match Task::parse() {
+        Task::Manual { folder } => manual::write(&folder),
+        Task::Completions { folder } => completions::write(&folder),
+        Task::Crates { target } => crates::list(&target).map(|list| print!("{list}")),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("cargo xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
