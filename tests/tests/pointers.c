@@ -172,8 +172,18 @@ static int older(void)
            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
+// An interposed function leaves the message of a failed dlopen(3), even at its first call.
+static int error(void)
+{
+    FILE *open = dlopen("/nonexistent/library.so", RTLD_NOW) ? NULL : fopen("/dev/null", "r");
+    puts(open && dlerror() ? "kept" : "lost");
+    return 0;
+}
+
 int main(int words, char **word)
 {
+    if (words > 1 && !strcmp(word[1], "error"))
+        return error();
     const long page = sysconf(_SC_PAGESIZE);
     const size_t count = sizeof functions / sizeof *functions;
     const struct rlimit no_core = {0, 0};

@@ -49,6 +49,15 @@ fn a_path_in_two_pages_leads_to_the_devices() {
 }
 
 #[test]
+fn a_first_call_keeps_the_loaders_error() {
+    let scratch = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start("");
+    let mut command = rnic_run(&daemon);
+    command.arg(built(scratch.path())).arg("error");
+    assert_eq!(Process::start(command).succeed(), ["kept"]);
+}
+
+#[test]
 fn paths_are_read_without_the_advice() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = Daemon::start("");

@@ -20,6 +20,16 @@ impl Next {
         Next { name, found: AtomicPtr::new(null_mut()) }
     }
 
+    /// Finds the function, and removes the error that a failure leaves for `dlerror(3)`.
+    pub(crate) fn find_at_load(&self) {
+        kept(|| {
+            if self.find().is_none() {
+                // SAFETY: no obligations. The result is not used.
+                unsafe { libc::dlerror() };
+            }
+        });
+    }
+
     /// Returns the function. Returns `None` and sets `ENOSYS` if no other library has it.
     pub(crate) fn find(&self) -> Option<*const c_void> {
         let mut found = self.found.load(Relaxed);
@@ -37,10 +47,20 @@ impl Next {
     }
 }
 
-/// Returns the next function of a name, as a function of this type.
+/// Returns the next function of a name, as a function of this type. It is found when the library is
+/// loaded: a later `dlsym(3)` would clear the program's `dlerror(3)` and take the loader's lock. Only
+/// constructors of libraries that are initialised earlier still cause one.
 macro_rules! next {
     ($name:ident: $call:ty) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::of(concat!(stringify!($name), "\0"));
+        #[used]
+        #[unsafe(link_section = ".init_array")]
+        static AT_LOAD: extern "C" fn() = {
+            extern "C" fn find() {
+                NEXT.find_at_load();
+            }
+            find
+        };
         NEXT.find().map(|found| {
             // SAFETY: the pointer must be to a function of this type, and it was found by this
             // name. Functions with optional arguments (the mode of `open`) find them where a call
