@@ -203,8 +203,8 @@ Entered by hand: the wheels come from PyPI, and are not part of the tests.
 
 Projects whose CI runs on the kernel's rxe, run by hand on 2026-11-27, over the direct path and over
 TCP unless stated otherwise. The sources are unchanged. The configuration has the default addresses
-and `name = \"rxe_0\"` in `[wired]`, and the suite sees only this device: `rnic-run --devices
-rxe_0 COMMAND`. The commands are those of the CI.
+and `devices = { rxe_0 = \"*\" }` in `[wired]`, and the suite sees only this device: `rnic-run
+--devices rxe_0 COMMAND`. The commands are those of the CI.
 
 | suite | command | passed | failed or skipped, and why |
 | --- | --- | --- | --- |
