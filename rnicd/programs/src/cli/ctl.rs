@@ -135,11 +135,6 @@ pub fn main() -> ExitCode {
     commands::by_name().unwrap_or_else(|| run(std::env::args_os()))
 }
 
-/// Returns true if `rnicctl` has a command of this name.
-pub fn has_command(name: &str) -> bool {
-    Cli::command().find_subcommand(name).is_some()
-}
-
 /// Runs `rnicctl` with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
     let Cli { command, common } = Cli::parse_from(arguments);

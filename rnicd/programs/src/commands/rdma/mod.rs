@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use rnic_client::Context;
 
-use crate::cli::{complain, ctl};
+use crate::cli::complain;
 use devices::Device;
 use output::{Object, Style};
 
@@ -108,7 +108,7 @@ fn resource(words: &mut Words<'_>) -> Result<Vec<Object>, Failure> {
     Ok(objects.into_iter().filter(|object| object.matches(&filters)).collect())
 }
 
-/// Adds a device by `rnicctl device add`.
+/// Adds a device.
 fn add(words: &mut Words<'_>) -> Result<ExitCode, Failure> {
     let name = words.next("the name of the new link")?;
     words.keyword("type")?;
@@ -123,27 +123,16 @@ fn add(words: &mut Words<'_>) -> Result<ExitCode, Failure> {
         )
         .into());
     }
-    ctl(&["device", "add", name, "--netdev", netdev])
+    Context::open()?.add_device(name, Some(netdev))?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Removes a device by `rnicctl device remove`.
+/// Removes a device.
 fn delete(words: &mut Words<'_>) -> Result<ExitCode, Failure> {
     let name = words.next("the name of a link")?;
     words.end()?;
-    ctl(&["device", "remove", name.split('/').next().unwrap_or(name)])
-}
-
-/// Runs a command of `rnicctl`.
-fn ctl(words: &[&str]) -> Result<ExitCode, Failure> {
-    if !ctl::has_command(words[0]) {
-        return Err(format!(
-            "this rnicd cannot add or remove devices at run time (no `rnicctl {}`); set the names \
-             of devices in its configuration",
-            words[0]
-        )
-        .into());
-    }
-    Ok(ctl::run(std::iter::once("rnicctl").chain(words.iter().copied())))
+    Context::open()?.remove_device(name.split('/').next().unwrap_or(name))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Result of the options before the object.
