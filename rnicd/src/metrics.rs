@@ -72,22 +72,39 @@ impl Metric<'_> {
     }
 }
 
+/// An order to the writer thread.
+#[derive(Debug)]
+enum Order {
+    /// Replace files by these pages.
+    Write(Vec<(PathBuf, String)>),
+    /// Answer when all earlier pages are written.
+    Flush(SyncSender<()>),
+}
+
 /// A thread that writes pages to files. The drop waits until all accepted pages are written,
 /// because a process that ends during a write would leave a temporary file behind.
 #[derive(Debug)]
 pub struct Writer {
     /// `None` only during the drop.
-    pages: Option<SyncSender<Vec<(PathBuf, String)>>>,
+    pages: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
     /// Starts the thread, with the control thread's rights: it opens and renames files.
     pub fn start(name: &'static str, seccomp: Seccomp) -> io::Result<Self> {
-        let (pages, inbox) = sync_channel::<Vec<(PathBuf, String)>>(1);
+        let (pages, inbox) = sync_channel(1);
         let thread = spawn_confined(name, ThreadKind::Control, seccomp, move || {
             let mut log_limit = RateLimitedLog::new(1, LOG_EVERY);
-            for (path, page) in inbox.into_iter().flatten() {
+            let written = inbox.into_iter().flat_map(|order| match order {
+                Order::Write(pages) => pages,
+                Order::Flush(done) => {
+                    // The control thread waits, unless it has panicked.
+                    let _ = done.send(());
+                    Vec::new()
+                }
+            });
+            for (path, page) in written {
                 if let Err(error) = replace(&path, page.as_bytes())
                     && let Some(suppressed) = log_limit.count(Instant::now())
                 {
@@ -101,7 +118,16 @@ impl Writer {
 
     /// Queues pages that replace files. Returns false if earlier pages still wait.
     pub fn write(&self, pages: Vec<(PathBuf, String)>) -> bool {
-        self.pages.as_ref().is_some_and(|writer| writer.try_send(pages).is_ok())
+        self.pages.as_ref().is_some_and(|writer| writer.try_send(Order::Write(pages)).is_ok())
+    }
+
+    /// Waits until all accepted pages are written.
+    pub fn flush(&self) {
+        let (done, written) = sync_channel(1);
+        if self.pages.as_ref().is_some_and(|writer| writer.send(Order::Flush(done)).is_ok()) {
+            // Fails if the thread has panicked: then it writes nothing any more.
+            let _ = written.recv();
+        }
     }
 }
 

@@ -104,10 +104,15 @@ impl Folder {
         self.paths.contains(path)
     }
 
+    /// Returns true if [`remove_others`](Self::remove_others) would remove anything.
+    pub(super) fn has_others(&self, entries: &[Entry]) -> bool {
+        let kept = with_folders(entries);
+        self.made.iter().any(|made| !kept.contains(&*made.path))
+    }
+
     /// Removes all files and folders except these entries and the folders that contain them.
     pub(super) fn remove_others(&mut self, entries: &[Entry]) {
-        let mut kept: HashSet<&Path> = HashSet::from([Path::new(MARK)]);
-        kept.extend(entries.iter().flat_map(|entry| Path::new(&entry.path).ancestors()));
+        let kept = with_folders(entries);
         let removed: Vec<Made> =
             self.made.extract_if(.., |made| !kept.contains(&*made.path)).collect();
         for made in removed.iter().rev() {
@@ -158,6 +163,13 @@ impl Drop for Folder {
         self.made.iter().rev().for_each(|made| self.unlink(made));
         let _ = unlinkat(CWD, &self.root, AtFlags::REMOVEDIR);
     }
+}
+
+/// Returns the paths of these entries, of the folders that contain them, and of the mark.
+fn with_folders(entries: &[Entry]) -> HashSet<&Path> {
+    let mut paths: HashSet<&Path> = HashSet::from([Path::new(MARK)]);
+    paths.extend(entries.iter().flat_map(|entry| Path::new(&entry.path).ancestors()));
+    paths
 }
 
 /// Removes the tree of a daemon that has died.

@@ -85,6 +85,10 @@ impl Tree {
     /// logged and left out.
     pub fn update(&mut self, facts: &Facts) {
         let entries = layout::entries(facts);
+        if self.folder.has_others(&entries) {
+            // A file that the writer replaces during the removal would remain, with its folder.
+            self.writer.flush();
+        }
         self.folder.remove_others(&entries);
         for entry in &entries {
             if let Err(error) = self.folder.ensure(entry) {
@@ -120,4 +124,43 @@ fn default_path(socket: &Path) -> PathBuf {
     let mut path: OsString = socket.into();
     path.push(".tree");
     path.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removal_waits_for_the_writer() {
+        let parent = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let at = TreeAt::Path(parent.path().join("tree"));
+        let facts = |devices: u32| Facts {
+            version: "1".to_owned(),
+            image_guid: 1,
+            ports: (0..devices)
+                .map(|n| Port {
+                    name: format!("rxe{n}"),
+                    roce: true,
+                    guid: 1,
+                    vendor_id: 0,
+                    part_id: 0,
+                    hw_ver: 0,
+                    uverbs: n,
+                    gids: Vec::new(),
+                })
+                .collect(),
+        };
+        let tree = Tree::start(&at, Path::new("s"), &facts(1), Seccomp::Off);
+        let mut tree = tree.unwrap_or_else(|e| panic!("{e}")).expect("a tree");
+        for round in 0..20 {
+            tree.update(&facts(8));
+            let sums = Sums { bytes_sent: 4 + round * 4, bytes_received: 4, ..Sums::default() };
+            let sums: Vec<_> = (0..8).map(|n| (format!("rxe{n}"), sums)).collect();
+            tree.show(&sums);
+            tree.update(&facts(1));
+            let folder = tree.path().join("devices/rnicd");
+            let left = std::fs::read_dir(folder).map(Iterator::count).ok();
+            assert_eq!(left, Some(1), "round {round}");
+        }
+    }
 }
