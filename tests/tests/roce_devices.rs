@@ -80,6 +80,35 @@ fn each_interface_has_a_device() {
 }
 
 #[test]
+fn id_prefers_the_device_of_the_interface() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/roce_cm_device.c", dir.path()) else { return };
+    let config = "[wired]\ndevices = { all = \"*\", on_eth = \"eth\" }\n";
+    let script = "$PROGRAM 10.78.0.1 10.79.0.1
+                  export RNIC_DEVICES=on_eth; $PROGRAM 10.79.0.1";
+    let setup = format!("{ETH} && ip addr add 10.79.0.1/24 dev far");
+    let Some(mut command) = alone(&dir, &setup, config, script) else { return };
+    command.env("PROGRAM", program);
+    let said = Process::start(command).succeed();
+    let enodev = format!("10.79.0.1: errno {}", rustix::io::Errno::NODEV.raw_os_error());
+    let expected = ["10.78.0.1: on_eth", "10.79.0.1: all", &enodev];
+    let lines: Vec<_> = said.iter().filter(|line| line.contains(".0.1: ")).collect();
+    assert_eq!(lines, expected, "{said:#?}");
+}
+
+#[test]
+fn device_of_a_new_interface_skips_taken_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[wired]\ndevices = { \"rxe_{n}\" = \"*\" }\n";
+    let script = "$RNICCTL device add rxe_2; ip addr add 10.79.0.1/24 dev far
+                  timeout 120 sh -c 'until $RNICCTL device list | grep rxe_3; do :; done'
+                  ls \"$RNIC_SOCKET.tree/views/rxe_3/class/infiniband\"";
+    let Some(command) = alone(&dir, ETH, config, script) else { return };
+    let said = Process::start(command).succeed();
+    assert!(said.iter().any(|line| line == "rxe_3"), "{said:#?}");
+}
+
+#[test]
 fn devices_exchange_data_within_a_daemon() {
     if !has("ibv_rc_pingpong", "ibverbs-utils") || !has("ib_write_bw", "perftest") {
         return;
@@ -126,10 +155,11 @@ fn unusable_devices_are_refused_at_start() {
 fn administrators_add_and_remove_devices() {
     let port = ports::unused_port();
     let config = format!("[wired]\nport = {port}\ndevices = {{ first = \"lo\" }}\n");
-    let daemon = Daemon::start(&config);
+    let mut daemon = Daemon::start(&config);
+    let socket = daemon.socket().to_owned();
     let ctl = |words: &[&str]| {
         let mut command = Command::new(built::program("rnicctl"));
-        command.args(words).env("RNIC_SOCKET", daemon.socket());
+        command.args(words).env("RNIC_SOCKET", &socket);
         let output = command.output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&text).into_owned())
@@ -190,7 +220,7 @@ fn administrators_add_and_remove_devices() {
     assert!(!daemon.dir().join("rnicd.sock.tree/devices/rnicd/first").exists());
     // A reload keeps the devices.
     daemon.signal(rustix::process::Signal::HUP);
-    daemon.wait_status("alive", |_| true);
+    daemon.says("configuration reloaded");
     lists("rxe_lo rxe9");
     if let Some(mut program) = program {
         program.release();

@@ -77,6 +77,8 @@ fn get(count: Out<c_int>) -> Result<*mut *mut ibv_context, Errno> {
 /// `ibv_get_device_list`. Returns their number.
 fn fill(list: &mut Contexts) -> Result<usize, Errno> {
     let device = session::open()?;
+    // As for `ibv_get_device_list`.
+    device.tables_changed();
     let mut adapters = device_list::visible(&device)?;
     adapters.truncate(MOST);
     for (place, adapter) in list.iter_mut().zip(&adapters) {

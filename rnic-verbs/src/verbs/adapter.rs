@@ -94,17 +94,18 @@ impl Adapter {
         Foreign(std::ptr::from_ref(&self.block.device).cast_mut())
     }
 
-    /// Returns the GID table of the device. If the daemon has removed the device, its indices are
-    /// the last ones.
+    /// Returns the GID table of the device. If the daemon has removed the device, the table is the
+    /// last one, without GIDs that the daemon no longer has.
     pub(crate) fn gids(&self, tables: &Arc<Tables>) -> Arc<Gids> {
         let mut known = self.gids.lock();
-        let last = match &*known {
-            Some((of, gids)) if Arc::ptr_eq(of, tables) => return gids.clone(),
-            Some((_, gids)) => &gids.of_daemon,
-            None => &self.row.gids,
+        let row = tables.devices.iter().find(|row| self.is(row));
+        let of_daemon = match (&*known, row) {
+            (Some((of, gids)), _) if Arc::ptr_eq(of, tables) => return gids.clone(),
+            (_, Some(row)) => row.gids.clone(),
+            (Some((_, last)), None) => last.remaining(&tables.gids),
+            (None, None) => self.row.gids.clone(),
         };
-        let now = tables.devices.iter().find(|row| self.is(row)).map_or(last, |row| &row.gids);
-        let gids = Arc::new(Gids::new(now.clone(), &tables.gids));
+        let gids = Arc::new(Gids::new(of_daemon, &tables.gids));
         *known = Some((tables.clone(), gids.clone()));
         gids
     }
@@ -129,6 +130,15 @@ impl Gids {
     fn new(of_daemon: Vec<u16>, table: &[GidRow]) -> Self {
         let row = |index: &u16| table.get(usize::from(*index)).cloned().unwrap_or_else(empty_gid);
         Gids { rows: of_daemon.iter().map(row).collect(), of_daemon }
+    }
+
+    /// Returns the indices in the daemon's table. An index with another GID in `table` is empty.
+    fn remaining(&self, table: &[GidRow]) -> Vec<u16> {
+        let same = |index: u16, row: &GidRow| {
+            table.get(usize::from(index)).is_some_and(|now| now.gid == row.gid)
+        };
+        let all = self.of_daemon.iter().zip(&self.rows);
+        all.map(|(index, row)| if same(*index, row) { *index } else { NO_GID }).collect()
     }
 
     /// Returns the index in the daemon's table of the GID with this index.
@@ -263,8 +273,11 @@ pub(crate) mod tests {
             (3, NO_GID, NO_GID)
         );
         assert_eq!([3, 1, 0, NO_GID].map(|n| shown.of_daemon(n)), [Some(0), Some(2), None, None]);
-        // A removed device keeps its indices.
-        let after = Arc::new(Tables { devices: Vec::new(), gids });
-        assert_eq!(adapter.gids(&after).to_daemon(0), 3);
+        // A removed device keeps its indices, but gets no new GID.
+        let mut gids = gids;
+        gids[1] = gid_row(9);
+        let after = adapter.gids(&Arc::new(Tables { devices: Vec::new(), gids }));
+        assert_eq!([0, 2].map(|n| after.to_daemon(n)), [3, NO_GID]);
+        assert!(after[2].gid.is_zero());
     }
 }

@@ -159,7 +159,8 @@ impl Device {
         }
     }
 
-    /// Handles a change of the daemon's devices. The next reader of the tables fetches them.
+    /// Handles a possible change of the daemon's devices. The next reader of the tables fetches
+    /// them.
     pub(crate) fn tables_changed(&self) {
         self.table.invalidate();
     }

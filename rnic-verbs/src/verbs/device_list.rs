@@ -59,7 +59,11 @@ impl Body for DeviceList {
 }
 
 fn get(count: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
-    let found = session::open().and_then(|device| Ok((visible(&device)?, device)));
+    let found = session::open().and_then(|device| {
+        // The event of the last change may still be on its way.
+        device.tables_changed();
+        Ok((visible(&device)?, device))
+    });
     let shown = found.as_ref().map_or(0, |(adapters, _)| adapters.len().min(MOST));
     count.write(shown as c_int);
     // `ENOSYS` means no RDMA on this machine: programs with other transports go on without it.

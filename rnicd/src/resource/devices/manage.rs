@@ -40,8 +40,13 @@ impl Manager {
     }
 
     /// Creates the devices of patterns for interfaces that have no such device yet.
+    ///
+    /// # Errors
+    ///
+    /// The first device that cannot be created, and why. The others are created.
     fn create_devices_of_interfaces(&mut self) -> Result<(), DeviceError> {
         let devices = self.config.wired.roce_devices();
+        let mut result = Ok(());
         for (pattern, netdev) in devices.iter() {
             if !each_interface(pattern, netdev) {
                 continue;
@@ -51,13 +56,25 @@ impl Manager {
                 if self.devices.by_pattern.contains(&key) {
                     continue;
                 }
-                let number = self.devices.by_pattern.iter().filter(|(of, _)| of == pattern).count();
-                let name = device_name(pattern, &key.1, number);
-                self.create_device(name, Netdev::Named(key.1.clone()))?;
-                self.devices.by_pattern.push(key);
+                let name = self.unused_name(pattern, &key.1);
+                match self.create_device(name, Netdev::Named(key.1.clone())) {
+                    Ok(()) => self.devices.by_pattern.push(key),
+                    Err(error) => result = result.and(Err(error)),
+                }
             }
         }
-        Ok(())
+        result
+    }
+
+    /// Returns the name of the next device of a pattern. Skips numbers of existing devices, which
+    /// an administrator may have added.
+    fn unused_name(&self, pattern: &str, interface: &str) -> String {
+        let has = |name: &String| self.devices.list.iter().any(|device| device.name == *name);
+        let first = self.devices.by_pattern.iter().filter(|(of, _)| of == pattern).count();
+        let mut names =
+            (first..=first + MAX_ROCE_DEVICES).map(|n| device_name(pattern, interface, n));
+        let taken = device_name(pattern, interface, first);
+        names.find(|name| !has(name)).unwrap_or(taken)
     }
 
     /// Creates a device.
