@@ -17,8 +17,8 @@ use crate::{cli, clients, link};
 
 /// Copies files to other processes and hosts by RDMA Write, and verifies their SHA-256.
 ///
-/// Start `rnic-copy serve` on the receiver, then `rnic-copy send FILE HOST:PORT` on the sender. Both need a
-/// running `rnicd`; RNIC_SOCKET is the path of its socket.
+/// Start `rnic-copy serve` on the receiver, then `rnic-copy send FILE HOST:PORT` on the sender.
+/// Both need a running `rnicd`; RNIC_SOCKET is the path of its socket.
 ///
 /// Exit codes: 0 copied and verified; 1 failed, leaving no partial file; 2 wrong usage.
 #[derive(Parser)]

@@ -1,8 +1,8 @@
 //! A file that gets its name only when it is complete.
 //!
 //! If the file system supports `O_TMPFILE`, the file has no name until then, so that even `kill -9`
-//! leaves nothing behind. Otherwise it has a name `.rnic-copy-...`, and is removed if the copy fails,
-//! unless the process is killed. Callers check the final name.
+//! leaves nothing behind. Otherwise it has a name `.rnic-copy-...`, and is removed if the copy
+//! fails, unless the process is killed. Callers check the final name.
 
 use std::fs::File;
 use std::io::{self, Write};

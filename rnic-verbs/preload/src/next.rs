@@ -48,8 +48,8 @@ impl Next {
 }
 
 /// Returns the next function of a name, as a function of this type. It is found when the library is
-/// loaded: a later `dlsym(3)` would clear the program's `dlerror(3)` and take the loader's lock. Only
-/// constructors of libraries that are initialised earlier still cause one.
+/// loaded: a later `dlsym(3)` would clear the program's `dlerror(3)` and take the loader's lock.
+/// Only constructors of libraries that are initialised earlier still cause one.
 macro_rules! next {
     ($name:ident: $call:ty) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::of(concat!(stringify!($name), "\0"));

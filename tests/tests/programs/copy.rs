@@ -129,8 +129,8 @@ fn files_of_any_size_arrive_whole_on_both_paths() {
     }
 }
 
-/// A sender driven by the test. It uses the layout that `rnic-copy` documents and shares no code with
-/// it.
+/// A sender driven by the test. It uses the layout that `rnic-copy` documents and shares no code
+/// with it.
 struct HostileSender {
     talker: Talker,
     ring: RemoteMr,

@@ -1,9 +1,9 @@
 //! `rnicd demo`: RDMA between two unprivileged processes, with one command.
 //!
 //! For each path, a private daemon in its own process serves two child processes of this program.
-//! They run every operation (`rnic_tools::tour`), copy a file with the code of `rnic-copy`, and compare
-//! the path with raw TCP and memcpy. [`parts`] is the code of the children; this module starts them
-//! and prints the report. If a child fails, so does the demo.
+//! They run every operation (`rnic_tools::tour`), copy a file with the code of `rnic-copy`, and
+//! compare the path with raw TCP and memcpy. [`parts`] is the code of the children; this module
+//! starts them and prints the report. If a child fails, so does the demo.
 
 mod children;
 pub mod parts;
