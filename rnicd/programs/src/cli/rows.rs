@@ -1,7 +1,7 @@
 //! Lists of `rnicctl`.
 //!
 //! Columns are the fields of the rows, in the order in which `--json` prints them: a new field
-//! needs no line here. [`columns`] lists the fields that need a special heading or format.
+//! needs no line here. `columns` lists the fields that need a special heading or format.
 
 use rnic_abi::abi::control::*;
 use rnic_abi::types::*;

@@ -1,8 +1,8 @@
 //! Commands of other packages that jobs run to set up RDMA: `modprobe`, `rmmod` and `rdma`.
 //!
 //! `rnicctl system install` creates links of these names to `rnicctl`, which calls [`by_name`].
-//! `modprobe` and `rmmod` succeed for the modules that rnicd replaces ([`modules`]), and `rdma`
-//! shows the daemon's devices and objects ([`rdma`]).
+//! `modprobe` and `rmmod` succeed for the modules that rnicd replaces (`modules`), and `rdma`
+//! shows the daemon's devices and objects (`rdma`).
 
 mod modules;
 mod rdma;

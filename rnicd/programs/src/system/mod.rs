@@ -1,6 +1,6 @@
 //! `rnicctl system`: installs rnicd for all programs of a machine or container, and removes it.
 //!
-//! [`parts`] lists what is installed. `plan` compares it with the system and refuses to replace
+//! `parts` lists what is installed. `plan` compares it with the system and refuses to replace
 //! files of others. `change` carries it out and undoes it if a step fails. `manifest` records
 //! everything that was made. `loader`, `service` and `mount` handle the cache, the daemon and the
 //! mounts that go with the files.
