@@ -31,8 +31,11 @@ struct Daemon(Child);
 impl Daemon {
     /// Starts a daemon and waits until it logs that it listens.
     fn start(socket: &Path) -> Daemon {
-        let mut child =
-            rnicd().arg("run").arg("--socket").arg(socket).stderr(Stdio::piped()).spawn().unwrap();
+        // The tests themselves may run under nohup(1), which makes its children ignore SIGHUP.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_rnicd"), "run", "--socket"]);
+        command.arg(socket).env_remove("RUST_LOG").env_remove("RNIC_SOCKET");
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let line = lines.find(|l| l.as_ref().is_ok_and(|l| l.contains("listening")));
         assert!(line.is_some(), "the daemon ended");
