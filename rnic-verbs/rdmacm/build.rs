@@ -79,7 +79,9 @@ fn link_to_stand_in() {
     fs::write(&source, text).expect("OUT_DIR is writable");
     fs::write(&script, format!("{TARGETS} {{ global: *; }};\n")).expect("OUT_DIR is writable");
 
-    let cc = env::var_os("CC").unwrap_or_else(|| "cc".into());
+    // The linker of the target, which is a C compiler, if cargo was given one.
+    let named = env::var_os("CC").or_else(|| env::var_os("RUSTC_LINKER"));
+    let cc = named.unwrap_or_else(|| "cc".into());
     let status = Command::new(&cc)
         .args(["-shared", "-nostdlib", "-Wl,-soname,libibverbs.so.1"])
         .arg(format!("-Wl,--version-script={}", script.display()))
