@@ -1,3 +1,3 @@
-// After a failed job, prints what the daemon knows about it.
+// After a failed job, prints the daemon's failures, events, status and log.
 const { spawnSync } = require('child_process');
 spawnSync('bash', [`${__dirname}/report`], { stdio: 'inherit' });

@@ -1,4 +1,4 @@
-//! `cargo xtask`: makes what a release consists of besides the programs.
+//! `cargo xtask`: makes the manual pages, the completions and the list of crates of a release.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use xtask::{Failure, completions, crates, manual};
 
-/// Makes manual pages, completions and release archives of rnicd.
+/// Makes manual pages, completions and lists of crates for releases of rnicd.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
