@@ -5,7 +5,7 @@
 mod cdylib;
 
 /// Version nodes, each after its predecessor. `src/exports` assigns symbols to them.
-const NODES: [&str; 20] = [
+const NODES: [&str; 21] = [
     "IBVERBS_1.0",
     "IBVERBS_1.1",
     "IBVERBS_1.5",
@@ -21,6 +21,7 @@ const NODES: [&str; 20] = [
     "IBVERBS_1.15",
     "IBVERBS_1.16",
     "IBVERBS_1.17",
+    "IBVERBS_PRIVATE_33",
     "IBVERBS_PRIVATE_34",
     "IBVERBS_PRIVATE_57",
     "IBVERBS_PRIVATE_59",

@@ -6,10 +6,11 @@ use super::publish;
 use crate::ffi::absent::*;
 use crate::verbs::context::query::ibv_query_gid_type;
 
-/// Publishes names in the nodes of rdma-core 34 to 56, 57, 59 and 64.
+/// Publishes names in the nodes of rdma-core 33, 34 to 56, 57, 59 and 64.
 macro_rules! publish_private {
     ($($name:ident),* $(,)?) => {
         publish! { "IBVERBS_PRIVATE_34": $($name),* }
+        publish! { "IBVERBS_PRIVATE_33" also: $($name),* }
         publish! { "IBVERBS_PRIVATE_57" also: $($name),* }
         publish! { "IBVERBS_PRIVATE_59" also: $($name),* }
         publish! { "IBVERBS_PRIVATE_64" also: $($name),* }
@@ -36,6 +37,7 @@ publish_private! {
     verbs_init_cq, verbs_open_device, verbs_set_ops, verbs_uninit_context,
 }
 
+publish! { "IBVERBS_PRIVATE_33": verbs_register_driver_33 }
 publish! { "IBVERBS_PRIVATE_34": verbs_register_driver_34 }
 publish! { "IBVERBS_PRIVATE_57": verbs_register_driver_57, ibv_cmd_create_cq_ex2 }
 publish! { "IBVERBS_PRIVATE_59":
@@ -52,11 +54,13 @@ publish! { "IBVERBS_PRIVATE_64" also:
 #[cfg(not(test))]
 std::arch::global_asm!(
     ".pushsection .bss.verbs_allow_disassociate_destroy,\"aw\",@nobits",
-    ".globl datum.34, datum.57, datum.59, datum.64",
-    ".type datum.34,@object; .type datum.57,@object; .type datum.59,@object; .type datum.64,@object",
-    "datum.34: datum.57: datum.59: datum.64:",
+    ".globl datum.33, datum.34, datum.57, datum.59, datum.64",
+    ".type datum.33,@object; .type datum.34,@object",
+    ".type datum.57,@object; .type datum.59,@object; .type datum.64,@object",
+    "datum.33: datum.34: datum.57: datum.59: datum.64:",
     ".zero 1",
-    ".size datum.34, 1; .size datum.57, 1; .size datum.59, 1; .size datum.64, 1",
+    ".size datum.33, 1; .size datum.34, 1; .size datum.57, 1; .size datum.59, 1; .size datum.64, 1",
+    ".symver datum.33, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_33, remove",
     ".symver datum.34, verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34, remove",
     ".symver datum.57, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_57, remove",
     ".symver datum.59, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_59, remove",

@@ -102,8 +102,9 @@ absent! {
         ibv_cmd_reg_mr, ibv_cmd_reg_mr_ex, ibv_cmd_req_notify_cq, ibv_cmd_rereg_mr,
         ibv_cmd_resize_cq, verbs_init_cq;
     minus_one: ibv_read_ibdev_sysfs_file;
-    nothing: __verbs_log, verbs_register_driver_34, verbs_register_driver_57,
-        verbs_register_driver_59, verbs_register_driver_64, verbs_set_ops, verbs_uninit_context;
+    nothing: __verbs_log, verbs_register_driver_33, verbs_register_driver_34,
+        verbs_register_driver_57, verbs_register_driver_59, verbs_register_driver_64, verbs_set_ops,
+        verbs_uninit_context;
 }
 
 fn pointer(name: &str) -> *mut c_void {
