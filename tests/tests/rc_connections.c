@@ -14,7 +14,6 @@ enum { NO_LISTENER = 8, BY_PROGRAM = 28 };
 // Rights of a peer that may send Reads.
 enum { ALL = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
 
-static struct rdma_event_channel *events;
 static enum rdma_port_space space = RDMA_PS_TCP;
 
 static struct rdma_cm_id *new_id(void)
@@ -768,10 +767,7 @@ static void endpoints(void)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } parts[] = {
+    static const struct part parts[] = {
         {"connected", connected},
         {"port space IB", port_space_ib},
         {"QP types", qp_types},
@@ -786,16 +782,5 @@ int main(int argc, char **argv)
         {"last Send", last_send},
         {"endpoints", endpoints},
     };
-    check(argc == 2);
-    events = rdma_create_event_channel();
-    check(events != NULL);
-    for (unsigned n = 0; n < sizeof parts / sizeof *parts; n++) {
-        if (!strcmp(parts[n].name, argv[1])) {
-            parts[n].run();
-            rdma_destroy_event_channel(events);
-            puts("done");
-            return 0;
-        }
-    }
-    return 2;
+    return run_part(parts, sizeof parts / sizeof *parts, argc, argv);
 }

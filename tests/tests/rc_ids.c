@@ -6,10 +6,11 @@
 #include <infiniband/ib.h>
 #include <infiniband/sa.h>
 #include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "rdma_cm.h"
 
-static struct rdma_event_channel *events;
 static enum rdma_port_space space = RDMA_PS_TCP;
 
 // Reason of a rejection by a program.
@@ -274,6 +275,50 @@ static void source_port(void)
     destroy(listener);
 }
 
+// The reserved source port of an ID may be that of a listener of another program. The ID then
+// connects from another port.
+static void taken_port(void)
+{
+    static const enum rdma_port_space spaces[] = {RDMA_PS_TCP, RDMA_PS_UDP};
+    int down[2], up[2];
+    uint16_t port;
+    check(!pipe(down) && !pipe(up));
+    pid_t child = fork();
+    check(child >= 0);
+    if (child == 0) {
+        close(down[1]);
+        events = rdma_create_event_channel();
+        for (int n = 0; read(down[0], &port, sizeof port) == sizeof port; n++) {
+            space = spaces[n];
+            listening_at(n ? INADDR_LOOPBACK : INADDR_ANY, port, 0);
+            check(write(up[1], "x", 1) == 1);
+        }
+        _exit(0);
+    }
+    close(up[1]);
+    for (int n = 0; n < 2; n++) {
+        space = spaces[n];
+        struct rdma_cm_id *listener = listening_at(INADDR_LOOPBACK, 0, 0);
+        struct rdma_cm_id *active = found_at(INADDR_LOOPBACK, rdma_get_src_port(listener));
+        port = rdma_get_src_port(active);
+        check(write(down[1], &port, sizeof port) == sizeof port && read(up[0], &port, 1) == 1);
+        check(!rdma_resolve_route(active, 2000));
+        expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
+        if (space == RDMA_PS_TCP)
+            has_qp(active);
+        port = rdma_get_src_port(active);
+        check(!rdma_connect(active, NULL));
+        struct rdma_cm_id *passive = asked(listener);
+        check(rdma_get_dst_port(passive) && rdma_get_dst_port(passive) != port);
+        destroy(passive);
+        status_of(events, n ? RDMA_CM_EVENT_UNREACHABLE : RDMA_CM_EVENT_REJECTED);
+        destroy(active);
+        destroy(listener);
+    }
+    close(down[1]);
+    check(waitpid(child, NULL, 0) == child);
+}
+
 static struct sockaddr_ib ib(uint64_t sid, uint64_t mask)
 {
     struct sockaddr_ib it = {.sib_family = AF_IB, .sib_pkey = 0xFFFF};
@@ -480,26 +525,13 @@ static void removed(void)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } parts[] = {
+    static const struct part parts[] = {
         {"options", options},         {"migrated", migrated},
         {"listeners", listeners},     {"backlog", backlog},
-        {"source port", source_port}, {"AF_IB", af_ib},
+        {"source port", source_port}, {"taken port", taken_port},
+        {"AF_IB", af_ib},
         {"lookup", af_ib_lookup},     {"notified", notified},
         {"unreachable", unreachable}, {"removed", removed},
     };
-    check(argc == 2);
-    events = rdma_create_event_channel();
-    check(events != NULL);
-    for (unsigned n = 0; n < sizeof parts / sizeof *parts; n++) {
-        if (!strcmp(parts[n].name, argv[1])) {
-            parts[n].run();
-            rdma_destroy_event_channel(events);
-            puts("done");
-            return 0;
-        }
-    }
-    return 2;
+    return run_part(parts, sizeof parts / sizeof *parts, argc, argv);
 }

@@ -37,6 +37,7 @@ parts! {
     listeners_share_a_port_by_address: "listeners",
     backlog_counts_unfetched_requests: "backlog",
     resolved_ids_have_a_source_port: "source port",
+    a_source_port_in_use_is_replaced: "taken port",
     af_ib_addresses_name_gid_and_service: "AF_IB",
     lookups_return_af_ib_addresses: "lookup",
     rdma_notify_establishes_a_connection: "notified",

@@ -54,3 +54,28 @@ static inline struct sockaddr_in loopback(uint16_t port)
 {
     return ipv4(INADDR_LOOPBACK, port);
 }
+
+// The channel of the IDs of most parts.
+static struct rdma_event_channel *events;
+
+struct part {
+    const char *name;
+    void (*run)(void);
+};
+
+// Runs the part that the command line names. Prints "done" on success.
+static inline int run_part(const struct part *parts, size_t count, int argc, char **argv)
+{
+    check(argc == 2);
+    events = rdma_create_event_channel();
+    check(events != NULL);
+    for (size_t n = 0; n < count; n++) {
+        if (!strcmp(parts[n].name, argv[1])) {
+            parts[n].run();
+            rdma_destroy_event_channel(events);
+            puts("done");
+            return 0;
+        }
+    }
+    return 2;
+}

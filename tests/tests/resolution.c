@@ -9,7 +9,6 @@
 
 enum { QKEY = 0x01234567, GRH = 40 };
 
-static struct rdma_event_channel *events;
 
 static struct rdma_cm_id *new_id(void)
 {
@@ -371,10 +370,7 @@ static void endpoints(void)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } parts[] = {
+    static const struct part parts[] = {
         {"accepted", accepted},
         {"own queue pair", own_qp},
         {"without a queue pair", without_qp},
@@ -385,16 +381,5 @@ int main(int argc, char **argv)
         {"other loopback", other_loopback},
         {"endpoints", endpoints},
     };
-    check(argc == 2);
-    events = rdma_create_event_channel();
-    check(events != NULL);
-    for (unsigned n = 0; n < sizeof parts / sizeof *parts; n++) {
-        if (!strcmp(parts[n].name, argv[1])) {
-            parts[n].run();
-            rdma_destroy_event_channel(events);
-            puts("done");
-            return 0;
-        }
-    }
-    return 2;
+    return run_part(parts, sizeof parts / sizeof *parts, argc, argv);
 }

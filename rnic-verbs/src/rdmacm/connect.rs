@@ -90,13 +90,13 @@ impl IdBody {
             (state.qp, state.lookup.clone(), state.peer, state.local(), offer, state.ib)
         };
         let peer = peer.ok_or_else(|| invalid!("the id has no peer"))?;
-        if let Some(lookup) = lookup {
-            let private_data = wanted.private_data.clone();
-            let options = ResolveOptions { private_data, local, timeout: None };
-            return Ok(lookup.start_resolve(peer, &options)?);
-        }
-        let qp = qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
         let connect = |local| {
+            if let Some(lookup) = &lookup {
+                let private_data = wanted.private_data.clone();
+                let options = ResolveOptions { private_data, local, timeout: None };
+                return lookup.start_resolve(peer, &options).map_err(Errno::from);
+            }
+            let qp = qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
             if let (Service::Rc(space), Some(offer)) = (self.service, &offer) {
                 let space = form.map_or(space, |form| form.peer);
                 let data = &wanted.private_data;

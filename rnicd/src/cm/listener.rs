@@ -183,10 +183,14 @@ fn overlaps(a: BindTo, b: BindTo) -> bool {
         && (a_ip == b_ip || either_any && (of_family || a.covers_all() || b.covers_all()))
 }
 
-pub(super) fn in_use(address: SocketAddr, other: SocketAddr) -> Refusal {
-    // The kind determines the errno(3) that programs get.
+/// Refuses to bind an address that overlaps with that of another listener.
+pub(super) fn overlapping(address: SocketAddr, other: SocketAddr) -> Refusal {
     let any = address.ip().is_unspecified() || other.ip().is_unspecified();
-    let kind = if any { "wildcard address" } else { "address" };
+    in_use(if any { "wildcard address" } else { "address" }, address, other)
+}
+
+/// `kind` determines the errno(3) that programs get.
+pub(super) fn in_use(kind: &str, address: SocketAddr, other: SocketAddr) -> Refusal {
     Refusal::InUse {
         kind: kind.into(),
         handle: address.port().into(),

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::roce::mad::{self, Bytes};
-use rnic_abi::roce::{PortSpace, ServiceId, connection, sidr};
-use rnic_abi::types::{ListenerId, SessionId, Time};
+use rnic_abi::roce::{PortSpace, ServiceId, connection, is_unicast, sidr};
+use rnic_abi::types::{AddressPair, ListenerId, SessionId, Time};
 use rnic_core::engine::DatagramPort;
 use rustix::io::Errno;
 
-use super::listener::{BindTo, Listener, in_use};
+use super::listener::{BindTo, Listener, in_use, overlapping};
 use super::{CmEvent, ConnectionManager, Slot, net};
 use crate::system;
 
@@ -92,7 +92,7 @@ impl ConnectionManager {
         }
         for other in self.service.listeners_at(space, to.address.port()) {
             if let Some(other) = self.listeners.get(&other).filter(|l| l.overlaps(to)) {
-                return Err(in_use(to.address, other.address));
+                return Err(overlapping(to.address, other.address));
             }
         }
         let key = self.insert(Slot::Listener { id, session });
@@ -109,12 +109,49 @@ impl ConnectionManager {
         at_port.find(|id| self.listeners.get(id).is_some_and(serves))
     }
 
-    /// Returns the source address of a request, with the port if the caller chose one.
-    pub(super) fn source_of(
-        &self,
-        named: Option<SocketAddr>,
+    /// Returns the addresses of a request and the index of its source GID. Chooses the source port
+    /// if the caller did not. `verb` begins the error message.
+    pub(super) fn ends_of_request(
+        &mut self,
+        session: SessionId,
+        space: PortSpace,
+        local: Option<SocketAddr>,
         peer: SocketAddr,
-    ) -> io::Result<SocketAddr> {
+        verb: &str,
+    ) -> Result<(AddressPair, u16), Refusal> {
+        let peer = net::canonical(peer);
+        let what = |e: &io::Error| system::refusal(&format!("{verb} {peer}"), e);
+        if !is_unicast(peer.ip()) {
+            return Err(what(&Errno::NETUNREACH.into()));
+        }
+        let mut local = self.source_of(local, peer).map_err(|e| what(&e))?;
+        let none = || what(&Errno::ADDRNOTAVAIL.into());
+        let source = self.service.index_of(local.ip()).ok_or_else(none)?;
+        // Otherwise the peer would take the requester for the program that serves this port.
+        if let Some(other) = self.other_listener(session, space, local) {
+            return Err(in_use("address", local, other));
+        }
+        if local.port() == 0 {
+            local.set_port(self.service.free_port(space).ok_or_else(none)?);
+        }
+        Ok((AddressPair { local, peer }, source))
+    }
+
+    /// Returns the address of another session's listener at a source address.
+    fn other_listener(
+        &self,
+        session: SessionId,
+        space: PortSpace,
+        local: SocketAddr,
+    ) -> Option<SocketAddr> {
+        let ids = self.service.listeners_at(space, local.port());
+        let mut listeners = ids.filter_map(|id| self.listeners.get(&id));
+        let other = listeners.find(|l| l.session != session && l.serves_address(local))?;
+        Some(other.address)
+    }
+
+    /// Returns the source address of a request, with the port if the caller chose one.
+    fn source_of(&self, named: Option<SocketAddr>, peer: SocketAddr) -> io::Result<SocketAddr> {
         let named = named.map(net::canonical);
         let port = named.map_or(0, |named| named.port());
         let ip = match named.map(|named| named.ip()) {

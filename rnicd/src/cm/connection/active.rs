@@ -1,23 +1,19 @@
 //! The requesting end: REQ, REP and RTU.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use rnic_abi::abi::control::{RcOffer, RcPeer, Refusal};
+use rnic_abi::roce::ServiceId;
 use rnic_abi::roce::connection::{Delay, Ids, Rejected, Reply, Request};
 use rnic_abi::roce::mad::Exchange;
-use rnic_abi::roce::{PortSpace, ServiceId, is_unicast};
-use rnic_abi::types::{AddressPair, Gid, QpId, SessionId, Time};
-use rustix::io::Errno;
+use rnic_abi::types::{AddressPair, Gid, QpId, Time};
 
 use super::state::{Phase, RcConnection};
 use super::{
     ACK_TIMEOUT, FIRST_QP, LONGEST_DELAY, REPEATS, RESPONSE_CODE, RcConnectParams, mtu_code,
     padded, wrong_phase,
 };
-use crate::cm::listener::in_use;
-use crate::cm::{CmEvent, ConnectionManager, Slot, net};
-use crate::system;
+use crate::cm::{CmEvent, ConnectionManager, Slot};
 
 impl ConnectionManager {
     /// Requests a connection. The result is an event; errors are failures of the local end.
@@ -26,21 +22,8 @@ impl ConnectionManager {
             params;
         self.check_unconnected(qp, now)?;
         let private_data = padded(&private_data)?;
-        let peer = net::canonical(peer);
-        let what = |e: &io::Error| system::refusal(&format!("connect to {peer}"), e);
-        if !is_unicast(peer.ip()) {
-            return Err(what(&Errno::NETUNREACH.into()));
-        }
-        let mut local = self.source_of(local, peer).map_err(|e| what(&e))?;
-        let none = || what(&Errno::ADDRNOTAVAIL.into());
-        self.service.index_of(local.ip()).ok_or_else(none)?;
-        // Otherwise the peer would take the requester for the program that serves this port.
-        if let Some(other) = self.other_listener(session, space, local) {
-            return Err(in_use(local, other));
-        }
-        if local.port() == 0 {
-            local.set_port(self.service.free_port(space).ok_or_else(none)?);
-        }
+        let (addresses, _) = self.ends_of_request(session, space, local, peer, "connect to")?;
+        let AddressPair { local, peer } = addresses;
         let transaction = self.service.new_transaction();
         let exchange = Exchange { transaction, id: self.new_connection_id() };
         let gid = |ip: IpAddr| Gid::from(self.service.port_of(ip));
@@ -72,7 +55,7 @@ impl ConnectionManager {
             phase: Phase::Requesting,
             ids: Ids { exchange, receiver: 0 },
             asked: None,
-            addresses: AddressPair { local, peer },
+            addresses,
             offer,
             remote_qp: QpId(0),
             message: Box::new(request.emit()),
@@ -83,19 +66,6 @@ impl ConnectionManager {
         self.connections.by_qp.insert(qp, key);
         self.send_again(key, now);
         Ok(())
-    }
-
-    /// Returns the address of another session's listener at a source address.
-    fn other_listener(
-        &self,
-        session: SessionId,
-        space: PortSpace,
-        local: SocketAddr,
-    ) -> Option<SocketAddr> {
-        let ids = self.service.listeners_at(space, local.port());
-        let mut listeners = ids.filter_map(|id| self.listeners.get(&id));
-        let other = listeners.find(|l| l.session != session && l.serves_address(local))?;
-        Some(other.address)
     }
 
     /// Handles REP. A repeated one is answered with RTU again.

@@ -1,22 +1,19 @@
 //! The SIDR client: resolves which UD QP serves a port. The request is sent again after growing
 //! pauses until a reply arrives or the deadline passes.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::roce::mad::{self, Exchange, zero_padded};
 use rnic_abi::roce::sidr::{self, Reply, Request, Status};
-use rnic_abi::roce::{PortSpace, ServiceId, is_unicast};
+use rnic_abi::roce::{PortSpace, ServiceId};
 use rnic_abi::types::{AddressPair, QpId, Time};
-use rustix::io::Errno;
 
 use super::server::too_long;
 use super::state::SidrResolution;
-use crate::cm::{CmEvent, ConnectFailure, ConnectParams, ConnectionManager, Slot, net};
+use crate::cm::{CmEvent, ConnectFailure, ConnectParams, ConnectionManager, Slot};
 use crate::config::Span;
-use crate::system;
 
 impl ConnectionManager {
     /// Resolves the UD QP that serves a port. The result is an event; errors are failures of the
@@ -25,17 +22,11 @@ impl ConnectionManager {
         self.check_idle(params.qp)?;
         let data = zero_padded(&params.private_data)
             .ok_or_else(|| too_long(&params.private_data, sidr::REQUEST_DATA))?;
-        let peer = net::canonical(params.peer);
-        let what = |e: &io::Error| system::refusal(&format!("resolve a UD QP at {peer}"), e);
-        if !is_unicast(peer.ip()) {
-            return Err(what(&Errno::NETUNREACH.into()));
-        }
-        let mut local = self.source_of(params.local, peer).map_err(|e| what(&e))?;
-        let none = || what(&Errno::ADDRNOTAVAIL.into());
-        let source = self.service.index_of(local.ip()).ok_or_else(none)?;
-        if local.port() == 0 {
-            local.set_port(self.service.free_port(PortSpace::Udp).ok_or_else(none)?);
-        }
+        let ConnectParams { session, qp, local, peer, .. } = params;
+        let verb = "resolve a UD QP at";
+        let (addresses, source) =
+            self.ends_of_request(session, PortSpace::Udp, local, peer, verb)?;
+        let AddressPair { local, peer } = addresses;
         let key = self.slots.vacant_key();
         // Keys are slot numbers, which stay far below `u32::MAX`.
         let id = u32::try_from(key).unwrap_or(u32::MAX);
@@ -43,16 +34,16 @@ impl ConnectionManager {
         let service = ServiceId::new(PortSpace::Udp, peer.port());
         let request = Request { exchange, service, from: local, to: peer.ip(), private_data: data };
         self.insert(Slot::SidrResolution(Box::new(SidrResolution {
-            session: params.session,
-            qp: params.qp,
+            session,
+            qp,
             exchange,
-            addresses: AddressPair { local, peer },
+            addresses,
             source,
             request: Box::new(request.emit()),
             pause: FIRST_PAUSE,
             until: now.after(self.options.reply_deadline),
         })));
-        self.qps.insert(params.qp, key);
+        self.qps.insert(qp, key);
         self.ask(key, now);
         Ok(())
     }

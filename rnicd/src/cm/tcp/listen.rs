@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::passive::Passive;
-use crate::cm::listener::{BindTo, Listener, Source, in_use, no_listener};
+use crate::cm::listener::{BindTo, Listener, Source, no_listener, overlapping};
 use crate::cm::startups::WaitsFor;
 use crate::cm::{ConnectionManager, DAEMON, Slot, net};
 use crate::{socket, system};
@@ -39,7 +39,7 @@ impl ConnectionManager {
         if address.port() != 0
             && let Some(other) = self.listeners.values().find(|l| l.is_bound() && l.overlaps(to))
         {
-            return Err(in_use(named, self.options.ports.named(other.address)));
+            return Err(overlapping(named, self.options.ports.named(other.address)));
         }
         // The error shows the TCP port, because the port's owner is not a client of this daemon.
         let what = || format!("bind {address}");

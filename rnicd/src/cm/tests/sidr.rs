@@ -476,11 +476,14 @@ fn udp_port_space_is_separate() {
         assert!(node.cm.resolve(params, START).is_err(), "{peer}");
     }
     assert!(matches!(node.cm.resolve(params(A), START), Err(Refusal::AboveMaximum { .. })));
-    let elsewhere = ConnectParams {
-        local: Some(SocketAddr::new(ip(B), 0)),
+    let from = |address: &str, port| ConnectParams {
+        local: Some(SocketAddr::new(ip(address), port)),
         private_data: Vec::new(),
         ..params(A)
     };
-    assert!(node.cm.resolve(elsewhere, START).is_err());
+    assert!(node.cm.resolve(from(B, 0), START).is_err());
+    // Another session cannot ask from a port that this one serves.
+    let refused = node.cm.resolve(from(A, PORT), START);
+    assert!(matches!(refused, Err(Refusal::InUse { .. })), "{refused:?}");
     assert!(!node.cm.is_busy(ACTIVE));
 }
