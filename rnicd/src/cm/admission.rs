@@ -33,6 +33,13 @@ pub(super) enum NotAdmitted {
     Handled,
 }
 
+/// Room for one more request.
+enum Room {
+    Free,
+    /// After the eviction of this slot, because of this limit.
+    Evict(usize, String),
+}
+
 impl ConnectionManager {
     /// Finds the listener of a request that is not waiting already, and makes room for it.
     pub(super) fn admit_message(
@@ -54,41 +61,42 @@ impl ConnectionManager {
         }
         // Requests of this daemon are bounded by the requester's QPs and connection rate, and must
         // not use up those of the listener's user.
-        let has_room = if self.service.stays_local(to, from) {
-            self.can_queue(listener)
-        } else {
-            // Only requests with room count, so a flood does not exhaust the user's connection
-            // rate.
-            self.make_room_for_message(listener, session, from)
-                && self.is_within_rates(session, from, now)
-        };
-        if has_room { Ok((listener, session)) } else { Err(NotAdmitted::Handled) }
+        if self.service.stays_local(to, from) {
+            let has_room = self.can_queue(listener);
+            return if has_room { Ok((listener, session)) } else { Err(NotAdmitted::Handled) };
+        }
+        let room = self.room_for_message(listener, session, from).ok_or(NotAdmitted::Handled)?;
+        // Only requests with room count, so a flood does not exhaust the user's connection rate.
+        if !self.is_within_rates(session, from, now) {
+            return Err(NotAdmitted::Handled);
+        }
+        if let Room::Evict(victim, limit) = room {
+            self.evict(victim, &format!("evicted for a request of another host ({limit})"));
+        }
+        Ok((listener, session))
     }
 
-    /// Makes room in the backlog and in the limits of start-ups, by evicting a message of a host
-    /// that has more waiting. Returns false if there is none.
-    fn make_room_for_message(
-        &mut self,
+    /// Finds room in the backlog and in the limits of start-ups. Without room, a message of a host
+    /// that has more waiting gives way, which makes room in all of them.
+    fn room_for_message(
+        &self,
         listener: ListenerId,
         session: SessionId,
         from: IpAddr,
-    ) -> bool {
+    ) -> Option<Room> {
         let user = self.quotas.user(session);
         if !self.can_queue(listener) {
-            let Some(l) = self.listeners.get(&listener) else { return false };
-            let Some(victim) = l.waiting.of_larger_host(from) else { return false };
-            self.evict(victim, "evicted for a request of another host (backlog)");
+            let victim = self.listeners.get(&listener)?.waiting.of_larger_host(from)?;
+            return Some(Room::Evict(victim, "backlog".into()));
         }
         let of_user = self.quotas.of(session).map(|q| (q.startups as usize, &q.startups_key));
         let key = match of_user {
             Some((most, key)) if self.startups.of(user) >= most => key,
             _ if self.startups.total() >= self.options.startups => &self.options.startups_key,
-            _ => return true,
+            _ => return Some(Room::Free),
         };
-        let why = format!("evicted for a request of another host ({key})");
-        let Some(victim) = self.startups.message_victim(user, from) else { return false };
-        self.evict(victim, &why);
-        true
+        let victim = self.startups.message_victim(user, from)?;
+        Some(Room::Evict(victim, key.clone()))
     }
 
     /// Queues an admitted request. It waits at most `patience` for the program's decision.

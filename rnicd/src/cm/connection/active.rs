@@ -4,14 +4,14 @@ use std::net::IpAddr;
 
 use rnic_abi::abi::control::{RcOffer, RcPeer, Refusal};
 use rnic_abi::roce::ServiceId;
-use rnic_abi::roce::connection::{Delay, Ids, Rejected, Reply, Request};
+use rnic_abi::roce::connection::{Delay, Ids, Reason, Rejected, Reply, Request};
 use rnic_abi::roce::mad::Exchange;
 use rnic_abi::types::{AddressPair, Gid, QpId, Time};
 
 use super::state::{Phase, RcConnection};
 use super::{
     ACK_TIMEOUT, FIRST_QP, LONGEST_DELAY, REPEATS, RESPONSE_CODE, RcConnectParams, mtu_code,
-    padded, wrong_phase,
+    padded, rejection, wrong_phase,
 };
 use crate::cm::{CmEvent, ConnectionManager, Slot};
 
@@ -81,6 +81,12 @@ impl ConnectionManager {
             Phase::Requesting if reply.qp.0 >= FIRST_QP => {
                 // None if the device has lost the address since the request.
                 let Some(source) = self.service.index_of(c.addresses.local.ip()) else { return };
+                if let Some(other) = self.connections.by_peer.get(&(from, reply.qp)).copied() {
+                    let ids = reply.ids.answered_by(reply.ids.receiver);
+                    let reject = rejection(ids, Rejected::REPLY, Reason::STALE);
+                    self.send_message(to, from, reject.emit(), now);
+                    return self.report_stale(other);
+                }
                 c.ids.receiver = reply.ids.exchange.id;
                 c.remote_qp = reply.qp;
                 let (qp, addresses, offer) = (c.qp, c.addresses, c.offer);

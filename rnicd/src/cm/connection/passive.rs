@@ -136,6 +136,11 @@ impl ConnectionManager {
         if kind.is_some_and(|kind| kind != asked.asked.kind) {
             return Err(wrong_request(request, "for another type of QP", "a QP of its type"));
         }
+        // An earlier request of the QP may have been undecided too.
+        if self.connections.by_peer.contains_key(&(asked.from(), asked.asked.qp)) {
+            let why = "from a QP that another connection uses";
+            return Err(wrong_request(request, why, "a QP without a connection"));
+        }
         self.check_unconnected(qp, now)?;
         let Some(Slot::RcRequest(asked)) = self.remove(key) else { return Ok(()) };
         if let Some(l) = self.listeners.get_mut(&asked.listener) {
@@ -265,7 +270,7 @@ impl ConnectionManager {
     /// Reports an established connection whose peer has used its QP for another request: the peer
     /// has lost the connection, or the request is forged (IBTA specification, volume 1, section
     /// 12.9.8.3).
-    fn report_stale(&mut self, key: usize) {
+    pub(super) fn report_stale(&mut self, key: usize) {
         let Some(Slot::Rc(c)) = self.slots.get(key).map(|entry| &entry.slot) else { return };
         if c.phase == Phase::Established {
             let (qp, remote_qp, peer) = (c.qp, c.remote_qp, c.addresses.peer.ip());

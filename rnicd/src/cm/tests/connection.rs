@@ -614,6 +614,43 @@ fn request_with_a_connected_qp_is_stale() {
 }
 
 #[test]
+fn second_request_of_an_accepted_qp_is_refused() {
+    let mut b = Node::at(B, options());
+    b.serve_rc(B, 2);
+    let first = asked_by(&mut Node::at(A, options()), &mut b);
+    let request = asked_by(&mut Node::at(A, options()), &mut b);
+    b.accept_rc(first);
+    b.mad();
+    let (kind, offer, private_data) = (None, offer(1), Vec::new());
+    let params = RcAcceptParams { request, qp: QpId(77), kind, offer, guid: GUID, private_data };
+    let refused = b.cm.accept_rc(params, b.now);
+    assert!(matches!(refused, Err(Refusal::WrongState { .. })), "{refused:?}");
+    b.is_silent();
+    assert_eq!(b.row().pending, 1);
+}
+
+#[test]
+fn reply_with_a_connected_qp_is_stale() {
+    let (mut a, ..) = connected();
+    // The peer has restarted and lost the connection.
+    let mut restarted = Node::at(B, options());
+    restarted.serve_rc(B, 1);
+    let params = RcConnectParams { qp: QpId(50), ..a.params(A, 0, B, b"") };
+    a.cm.connect_rc(params, a.now).expect("asked");
+    restarted.take(&a.mad());
+    let (request, ..) = restarted.asked_rc();
+    restarted.accept_rc(request);
+    a.take(&restarted.mad());
+    restarted.take(&a.mad());
+    assert_eq!(restarted.rejected_rc(PASSIVE).0, Reason::STALE.0);
+    match a.cm.poll_event() {
+        Some(CmEvent::RcStale { qp: ACTIVE, remote_qp: PASSIVE, peer }) => assert_eq!(peer, ip(B)),
+        other => panic!("expected RcStale, got {other:?}"),
+    }
+    a.is_silent();
+}
+
+#[test]
 fn delayed_messages_of_an_ended_connection_do_nothing() {
     let (mut a, mut b, [req, rep, rtu]) = connected();
     a.cm.disconnect_rc(ACTIVE, a.now).expect("connected");
@@ -783,6 +820,26 @@ fn hosts_share_the_undecided_requests() {
         }
         assert_eq!((events, b.row().pending), (4, 8));
     }
+}
+
+#[test]
+fn request_above_the_rate_evicts_none() {
+    let mut a = Node::at(A, options());
+    a.ask_rc(A, B, b"");
+    let template = request_of(&a.mad());
+    let mut b = Node::at(B, options());
+    b.serve_rc(B, 8);
+    for n in 1..=8 {
+        forge(&mut b, "192.0.2.66", 100 + n, &template);
+        b.asked_rc();
+    }
+    b.cm.set_options(CmOptions { peer_connections_per_second: 1, ..options() });
+    forge(&mut b, A, 201, &template);
+    assert!(matches!(b.cm.poll_event(), Some(CmEvent::Withdrawn { .. })));
+    b.asked_rc();
+    forge(&mut b, A, 202, &template);
+    b.is_silent();
+    assert_eq!(b.row().pending, 8);
 }
 
 #[test]
