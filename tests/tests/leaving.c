@@ -2,26 +2,13 @@
 // exits, or destroys its QPs and deregisters its memory. The command line names the way to leave.
 // Prints "done" on success.
 
-#define _GNU_SOURCE
-#include <errno.h>
+#include "refusals.h"
+
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-
-#define MUST(what)                                                                                  \
-    do {                                                                                            \
-        errno = 0;                                                                                  \
-        if (!(what)) {                                                                              \
-            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
-            exit(1);                                                                                \
-        }                                                                                           \
-    } while (0)
 
 enum {
     ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |

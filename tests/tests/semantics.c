@@ -2,28 +2,14 @@
 // with two ends in one process. The command line names the part to run, which prints "done" on
 // success.
 
-#define _GNU_SOURCE
+#include "refusals.h"
+
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
-
-#define MUST(what)                                                                                  \
-    do {                                                                                            \
-        errno = 0;                                                                                  \
-        if (!(what)) {                                                                              \
-            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
-            exit(1);                                                                                \
-        }                                                                                           \
-    } while (0)
 
 enum {
     PLACE = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,

@@ -28,6 +28,20 @@ pub struct RcAttr {
 }
 
 impl RcAttr {
+    /// Returns the attributes of a QP that enters Rtr.
+    pub(super) fn new(wiring: Wiring, unreliable: bool) -> Self {
+        RcAttr {
+            wiring,
+            unreliable,
+            sending: None,
+            drains: false,
+            stream: None,
+            tries: 0,
+            peer: None,
+            unconfirmed_reported: false,
+        }
+    }
+
     /// Returns the requested state.
     pub fn state(&self) -> QpState {
         match (self.sending, self.drains) {
@@ -104,16 +118,7 @@ mod tests {
             ird: 0,
             rights: Access::REMOTE_WRITE,
         };
-        let mut rc = RcAttr {
-            wiring,
-            unreliable: false,
-            sending: None,
-            drains: false,
-            stream: None,
-            tries: 0,
-            peer: None,
-            unconfirmed_reported: false,
-        };
+        let mut rc = RcAttr::new(wiring, false);
         for (stream, linked) in [
             (None, false),
             (Some(RcStream::Connecting { number: None }), false),

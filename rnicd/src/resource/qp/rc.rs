@@ -117,16 +117,7 @@ impl Manager {
         config.wiring = Some(wiring);
         object.phase = QpPhase::Bound(worker);
         object.reads = Some(reads);
-        object.rc = Some(RcAttr {
-            wiring,
-            unreliable,
-            sending: None,
-            drains: false,
-            stream: None,
-            tries: 0,
-            peer: None,
-            unconfirmed_reported: false,
-        });
+        object.rc = Some(RcAttr::new(wiring, unreliable));
         // Valid until the worker sets the state itself.
         object.shared.set_state(QpState::Rtr);
         self.workers.one(worker, EngineCommand::AttachRoce(config));
