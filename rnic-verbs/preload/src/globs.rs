@@ -2,7 +2,6 @@
 
 use libc::{DIR, c_char, c_int, c_void, size_t};
 
-use crate::bytes::Bytes;
 use crate::next::next;
 use crate::{lstat, opendir, stat, tree};
 
@@ -49,12 +48,13 @@ macro_rules! globs {
             type Call = unsafe extern "C" fn(*const c_char, c_int, *const c_void, *mut Glob)
                 -> c_int;
             let Some(next) = next!($name: Call) else { return -1 };
-            if flags & OTHER_CALLS != 0 || found.is_null() || !is_absolute(pattern) {
+            if flags & OTHER_CALLS != 0 || found.is_null() || tree::root().is_none() {
                 // SAFETY: the caller fulfils the requirements of the C library's function.
                 return unsafe { next(pattern, flags, failed, found) };
             }
-            // SAFETY: as above. The caller passes a structure, which may not be initialized, so
-            // that the functions in it are only copied.
+            // SAFETY: as above, and `calls` must be readable and writable: it is part of the
+            // caller's structure. That may be uninitialized, so that the functions in it are only
+            // copied.
             unsafe {
                 let calls = (&raw mut (*found).calls).cast::<std::mem::MaybeUninit<Calls>>();
                 let before = calls.read();
@@ -71,10 +71,4 @@ macro_rules! globs {
 globs! {
     fn glob [] ();
     fn glob64 [] ();
-}
-
-/// Returns true if the tree may contain what a pattern matches. A relative pattern needs no other
-/// functions, because the working directory is in the tree itself.
-fn is_absolute(pattern: *const c_char) -> bool {
-    tree::root().is_some() && Bytes::of(pattern).next() == Some(b'/')
 }

@@ -7,9 +7,9 @@
 //! Each function calls the next one of its name with the same arguments, but replaces a path that
 //! belongs to the tree (`path`, `place`), and shows a path of the tree as the kernel's
 //! (`kernel_path`). A pointer that cannot be read is passed on unchanged, so that the call fails as
-//! it would without this library. The functions do not allocate, take no lock and leave `errno` as
-//! the C library sets it. They may be called wherever the C library's functions may, including
-//! signal handlers.
+//! it would without this library. Once the library is initialised (`next`), the functions do not
+//! allocate, take no lock and leave `errno` as the C library sets it. They may then be called
+//! wherever the C library's functions may, including signal handlers.
 
 #![allow(unsafe_code)] // Functions of the C library.
 

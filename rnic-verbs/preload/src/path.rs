@@ -21,15 +21,22 @@ pub(crate) fn mapped<T>(
     path: *const c_char,
     call: impl FnOnce(*const c_char) -> T,
 ) -> T {
-    if may_be_mapped(path) { replaced(folder, path, call) } else { call(path) }
+    match Counterpart::of(folder, path) {
+        Some(counterpart) => replaced(&counterpart, path, call),
+        None => call(path),
+    }
 }
 
-/// Like [`mapped`], for paths that start like those of the tree. A function of its own, because its
-/// buffers need more stack than a signal handler may have.
+/// Calls `call` with the text of the counterpart, or with the path if the counterpart is too long.
+/// A function of its own, because its buffer needs more stack than a signal handler may have.
 #[inline(never)]
-fn replaced<T>(folder: c_int, path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
+fn replaced<T>(
+    counterpart: &Counterpart,
+    path: *const c_char,
+    call: impl FnOnce(*const c_char) -> T,
+) -> T {
     let mut whole = [const { MaybeUninit::<u8>::uninit() }; ROOM];
-    match fill(folder, path, &mut whole) {
+    match counterpart.write(&mut whole) {
         Some(()) => call(whole.as_ptr().cast()),
         None => call(path),
     }
@@ -51,52 +58,69 @@ fn may_be_mapped(path: *const c_char) -> bool {
     }
 }
 
-/// Writes the counterpart of a path, with its zero byte. Returns `None` if the path has no
-/// counterpart or if it is too long.
-fn fill(folder: c_int, path: *const c_char, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> {
-    let root = tree::root()?;
-    let mut components = Components::of(path);
-    let mut position =
-        if components.is_absolute() { Position::root() } else { position_of(folder, root)? };
-    let was_in_tree = position.place.is_in_tree();
-    let rest = loop {
-        match components.next()? {
-            Component::Part(_, name) if position.follow(name.as_ref()) => {}
-            Component::Part(start, _) | Component::End(start) => break start,
+/// The path in the tree, or out of it, to which a path of the program is mapped.
+struct Counterpart {
+    root: &'static [u8],
+    place: Place,
+    /// The part of the program's path after the place.
+    rest: *const c_char,
+}
+
+impl Counterpart {
+    /// Returns the counterpart of a path; `None` if it has none.
+    #[inline(never)]
+    fn of(folder: c_int, path: *const c_char) -> Option<Self> {
+        if !may_be_mapped(path) {
+            return None;
         }
-    };
-    let Position { place, below, has_left } = position;
-    // Without a counterpart: a path that reaches no entry of the tree, and a path that stays in it.
-    if below > 0 || (!place.is_in_tree() && !has_left) {
-        return None;
+        let root = tree::root()?;
+        let mut components = Components::of(path);
+        let mut position =
+            if components.is_absolute() { Position::root() } else { position_of(folder, root)? };
+        let was_in_tree = position.place.is_in_tree();
+        let rest = loop {
+            match components.next()? {
+                Component::Part(_, name) if position.follow(name.as_ref()) => {}
+                Component::Part(start, _) | Component::End(start) => break start,
+            }
+        };
+        let Position { place, below, has_left } = position;
+        // Without a counterpart: a path that reaches no entry of the tree, and a path that stays in
+        // it.
+        let enters = place.is_in_tree() && !was_in_tree;
+        (below == 0 && (enters || has_left)).then_some(Counterpart { root, place, rest })
     }
-    if place.is_in_tree() && was_in_tree && !has_left {
-        return None;
-    }
-    let mut text = Text { whole, length: 0 };
-    if place.is_in_tree() {
-        text.push(root)?;
-        if let Some(device) = tree::only_device().filter(|_| !matches!(place, Place::TreeDevices)) {
-            text.push(tree::VIEWS)?;
-            text.push(device)?;
+
+    /// Writes the path with its zero byte. Returns `None` if it is too long.
+    fn write(&self, whole: &mut [MaybeUninit<u8>; ROOM]) -> Option<()> {
+        let place = &self.place;
+        let mut text = Text { whole, length: 0 };
+        if place.is_in_tree() {
+            text.push(self.root)?;
+            let device = tree::only_device().filter(|_| !matches!(place, Place::TreeDevices));
+            if let Some(device) = device {
+                text.push(tree::VIEWS)?;
+                text.push(device)?;
+            }
         }
-    }
-    text.push(place.path())?;
-    if let Place::TreeClass(name) = &place {
-        text.push(name.bytes())?;
-    }
-    text.push(b"/")?;
-    let mut bytes = Bytes::of(rest);
-    loop {
-        let byte = bytes.next()?;
-        text.push(&[byte])?;
-        if byte == 0 {
-            return Some(());
+        text.push(place.path())?;
+        if let Place::TreeClass(name) = place {
+            text.push(name.bytes())?;
+        }
+        text.push(b"/")?;
+        let mut bytes = Bytes::of(self.rest);
+        loop {
+            let byte = bytes.next()?;
+            text.push(&[byte])?;
+            if byte == 0 {
+                return Some(());
+            }
         }
     }
 }
 
-/// Returns the position of an open folder, or of the working directory (`AT_FDCWD`).
+/// Returns the position of an open folder, or of the working directory (`AT_FDCWD`). A function of
+/// its own, because only relative paths that may be mapped need its buffer.
 #[inline(never)]
 fn position_of(folder: c_int, root: &[u8]) -> Option<Position> {
     let mut buffer = [0u8; ROOM];

@@ -48,7 +48,8 @@ macro_rules! walks {
                 if inner == path || visit.is_null() {
                     return walk(visit);
                 }
-                // SAFETY: the caller passes a function of this type.
+                // SAFETY: the pointer must be to a function of this type. It is not null, and the
+                // manual page requires such a function; the walk returns to the function for it.
                 let own = unsafe { std::mem::transmute::<*const c_void, Visit>(visit) };
                 let outer = VISIT.replace(Some(own));
                 let done = walk($inner as *const c_void);
@@ -93,7 +94,7 @@ macro_rules! streams {
                 // SAFETY: the caller fulfils the requirements of the C library's function.
                 return unsafe { next(paths, options, compare) };
             };
-            // SAFETY: the list has this length.
+            // SAFETY: `count` pointers must be readable. The search above has read them.
             let paths = unsafe { std::slice::from_raw_parts(paths, count) };
             // SAFETY: as above.
             with_mapped(paths, 0, &mut list, &mut |list| unsafe { next(list, options, compare) })
@@ -131,11 +132,14 @@ unsafe extern "C-unwind" fn visit_nftw(
     kind: c_int,
     at: *mut Ftw,
 ) -> c_int {
-    // SAFETY: the C library passes a valid structure.
+    // SAFETY: `at` must be readable. nftw(3) passes a pointer to a structure that is valid during
+    // the call.
     let Ftw { base, level } = unsafe { *at };
     visit_shown(path, |visit, shown, shorter| {
         let mut at = Ftw { base: base - shorter as c_int, level };
-        // SAFETY: the program's function gets what the C library passes.
+        // SAFETY: `visit` must be a function for `nftw(3)`, which stores it in `VISIT` for this
+        // walk. Its arguments must be valid during the call: `shown` ends in a zero byte, `at` is a
+        // local, and the others come from the C library.
         unsafe { visit(shown, found, kind, &raw mut at) }
     })
 }
@@ -151,7 +155,10 @@ unsafe extern "C-unwind" fn visit_ftw(
     kind: c_int,
 ) -> c_int {
     visit_shown(path, |visit, shown, _| {
-        // SAFETY: the program's function has three parameters, and gets what the C library passes.
+        // SAFETY: `visit` must be a function for `ftw(3)`, which stores it in `VISIT` for this
+        // walk. It has three parameters and ignores the register of the fourth. Its arguments must
+        // be valid during the call: `shown` ends in a zero byte, and the others come from the C
+        // library.
         unsafe { visit(shown, found, kind, std::ptr::null_mut()) }
     })
 }
@@ -163,12 +170,14 @@ fn visit_shown(
     call: impl FnOnce(Visit, *const c_char, usize) -> c_int,
 ) -> c_int {
     let Some(visit) = VISIT.get() else { return -1 };
-    // SAFETY: the C library passes a path that ends in a zero byte.
+    // SAFETY: the path must be readable up to a zero byte, and must not change. The C library
+    // passes its own buffer, which it edits only after the call.
     let text = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
     let mut copy = [0u8; ROOM];
     let Some(to) = copy.get_mut(..text.len()) else { return call(visit, path, 0) };
     to.copy_from_slice(text);
-    // SAFETY: the bytes are those of the copy.
+    // SAFETY: the bytes must be writable, and used by this thread only. They are those of the local
+    // copy, which is at least as long as the text.
     let shown = unsafe { kernel_path::show(copy.as_mut_ptr().cast(), text.len()) };
     call(visit, copy.as_ptr().cast(), text.len() - shown)
 }
