@@ -200,10 +200,14 @@ int main(int count, char **arguments)
     if (count > 1) {
         orphaned();
     } else {
+        // Keeps one session open. Otherwise each context has its own, and the thread of an ended
+        // session closes its descriptors at any later time.
+        struct ibv_context *kept = open_device(1);
         closing();
         mixing(0);
         mixing(1);
         channels();
+        FINE(ibv_close_device(kept));
     }
     if (!wrong)
         puts("done");
