@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rnic_tests::{DEADLINE, Process, built, copy_files, omit, ports, timing};
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use tempfile::TempDir;
 
 /// Everything installed as described in README.md, readable by all users.
@@ -94,22 +94,44 @@ impl<'a> Home<'a> {
         command
     }
 
-    /// Stops the daemon.
-    fn is_left(&self) {
+    /// Returns the log of the daemon, if one was started.
+    fn log(&self) -> Option<String> {
         let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
         let logs = [format!("rnicd-{uid}/rnicd.log"), "rnicd.log".to_owned()];
-        let mut logs = logs.iter().map(|name| self.path().join(name));
-        let path = logs.find(|path| path.exists()).expect("a daemon was started");
-        let log = || std::fs::read_to_string(&path).unwrap();
-        let text = log();
-        let (_, pid) = text.split_once(" pid=").expect("the log has the daemon's process");
-        let pid = pid.split_whitespace().next().and_then(|pid| pid.parse().ok()).unwrap();
-        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM);
+        logs.iter().find_map(|name| std::fs::read_to_string(self.path().join(name)).ok())
+    }
+
+    /// Tells the daemon to stop. Does nothing if it has ended.
+    fn stop(&self) -> Option<()> {
+        let log = self.log()?;
+        let (_, pid) = log.split_once(" pid=")?;
+        let pid = pid.split_whitespace().next()?.parse().ok()?;
+        let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        // Another process may have the number by now.
+        let program = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        (program == self.installed.at("bin/rnicd")).then_some(())?;
+        pidfd_send_signal(process, Signal::TERM).ok()
+    }
+
+    /// Stops the daemon, and waits for its end.
+    fn is_left(&self) {
+        self.stop().expect("a daemon was started");
         let deadline = Instant::now() + DEADLINE;
-        while !log().lines().last().is_some_and(|line| line.contains("stopped")) {
-            assert!(Instant::now() < deadline, "a daemon still runs: {}", log());
+        loop {
+            let log = self.log().unwrap();
+            if log.lines().last().is_some_and(|line| line.contains("stopped")) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "a daemon still runs: {log}");
             std::thread::yield_now();
         }
+    }
+}
+
+impl Drop for Home<'_> {
+    /// Stops the daemon of a test that has failed. It would otherwise run for an hour.
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
