@@ -1,27 +1,11 @@
 // Looks for RDMA devices in /sys and /dev with every function that programs use. Prints "done" if
 // it finds the daemon's devices.
 
-#define _GNU_SOURCE
+#include "refusals.h"
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
-
-static int wrong;
-
-#define CHECK(what)                                                                                 \
-    do {                                                                                            \
-        errno = 0;                                                                                  \
-        if (!(what)) {                                                                              \
-            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
-            wrong++;                                                                                \
-        }                                                                                           \
-    } while (0)
 
 #define FOLDER "/sys/class/infiniband"
 #define TYPE FOLDER "/rnicd1/node_type"

@@ -55,6 +55,15 @@ __attribute__((unused)) static void differs(int line, const char *call, int want
     wrong++;
 }
 
+// Prints a check that has failed, and the reasons logged since the last call.
+__attribute__((unused)) static void fails(int line, const char *check)
+{
+    char text[512] = "";
+    printf("line %d: failed: %s (%s)\n", line, check, strerrorname_np(errno));
+    if (reasons >= 0 && pread(2, text, sizeof text - 1, reasons) > 0)
+        printf("%s", text);
+}
+
 // A call that returns its error number, or 0.
 #define RETURNS(number, call)                                                                       \
     do {                                                                                            \
@@ -95,7 +104,7 @@ __attribute__((unused)) static void differs(int line, const char *call, int want
     do {                                                                                            \
         begin_call();                                                                               \
         if (!(what)) {                                                                              \
-            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            fails(__LINE__, #what);                                                                 \
             wrong++;                                                                                \
         } else if (errno == EINVAL || errno == EOPNOTSUPP || errno == EBUSY || errno == ENOENT)     \
             has_reason(__LINE__, #what, errno);                                                     \
@@ -104,9 +113,9 @@ __attribute__((unused)) static void differs(int line, const char *call, int want
 // Must hold, otherwise the program cannot continue.
 #define MUST(what)                                                                                  \
     do {                                                                                            \
-        errno = 0;                                                                                  \
+        begin_call();                                                                               \
         if (!(what)) {                                                                              \
-            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
+            fails(__LINE__, #what);                                                                 \
             exit(1);                                                                                \
         }                                                                                           \
     } while (0)

@@ -1,9 +1,8 @@
 // Looks for RDMA devices with functions of the C library that keep a working directory, return
 // paths or walk by themselves. Prints "done" if they behave as in the kernel's /sys.
 
-#define _GNU_SOURCE
+#include "refusals.h"
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <fts.h>
 #include <ftw.h>
@@ -11,27 +10,12 @@
 #include <limits.h>
 #include <pthread.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
-#include <unistd.h>
-
-static int wrong;
-
-#define CHECK(what)                                                                                 \
-    do {                                                                                            \
-        errno = 0;                                                                                  \
-        if (!(what)) {                                                                              \
-            printf("line %d: failed: %s (%s)\n", __LINE__, #what, strerrorname_np(errno));          \
-            wrong++;                                                                                \
-        }                                                                                           \
-    } while (0)
 
 #define FOLDER "/sys/class/infiniband"
 #define DEVICE "/sys/devices/rnicd/rnicd1/infiniband/rnicd1"
@@ -126,6 +110,15 @@ static void walks(void)
     CHECK(glob("/dev/nul[l]", GLOB_APPEND, NULL, &found) == 0 && found.gl_pathc == 4);
     globfree(&found);
     CHECK(glob64(FOLDER "/none*", 0, NULL, (void *)&found) == GLOB_NOMATCH);
+    // Relative patterns, in the tree and in the folders above it.
+    const char *const folders[] = {"/", "/sys", "/sys/class", FOLDER};
+    for (size_t n = 0; n < sizeof folders / sizeof *folders; n++) {
+        const char *pattern = FOLDER "/rnic*/node_type" + strlen(folders[n]);
+        CHECK(chdir(folders[n]) == 0);
+        CHECK(glob(pattern + (*pattern == '/'), 0, NULL, &found) == 0 && found.gl_pathc == 1);
+        globfree(&found);
+    }
+    CHECK(chdir("/") == 0);
     char *const paths[] = {FOLDER "/rnicd1/", "/dev/infiniband", NULL};
     FTS *walk = fts_open(paths, FTS_PHYSICAL, NULL);
     int files = 0;
