@@ -34,7 +34,7 @@ fn next_of_name(name: &str) -> Option<PathBuf> {
 fn next_in(name: &str, path: &OsStr) -> Option<PathBuf> {
     let usual = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
     let folders = std::env::split_paths(path).filter(|folder| folder.is_absolute()).chain(usual);
-    // Any `rnicctl`, not only this file: two installations would start each other for ever.
+    // Any `rnicctl`, not only this file: two installations would run each other endlessly.
     let is_own = |program: &PathBuf| {
         program.canonicalize().is_ok_and(|real| real.file_name() == Some(OsStr::new("rnicctl")))
     };

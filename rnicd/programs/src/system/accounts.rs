@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::parts::{Parts, What};
+use super::parts::{Content, Parts};
 use super::root::Root;
 use super::{OWN_NAME, SystemError};
 
@@ -29,7 +29,7 @@ pub fn parts(parts: &mut Parts, root: &Root) -> Result<(), SystemError> {
     };
     // The same number for both, if it is free.
     let user_id = id_of(&users, OWN_NAME).unwrap_or_else(|| free_id(&[&users], Some(group_id)));
-    let line = |line: String| What::Line { line, create: false };
+    let line = |line: String| Content::Line { line, create: false };
     parts.add(Path::new(GROUPS), line(format!("{OWN_NAME}:*:{group_id}:")));
     let user =
         format!("{OWN_NAME}:*:{user_id}:{group_id}:RDMA NIC in a daemon:/:/usr/sbin/nologin");

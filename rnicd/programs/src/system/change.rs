@@ -1,4 +1,5 @@
-//! Carries out the steps of an installation, undoes them if one fails, and removes what was made.
+//! Carries out the steps of an installation, reverses them after a failure, and removes
+//! installed items.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -9,8 +10,8 @@ use rustix::fs::{FlockOperation, OFlags, fcntl_lock};
 
 use super::SystemError;
 use super::accounts::{GROUPS, USERS};
-use super::manifest::{Item, Made};
-use super::parts::What;
+use super::manifest::{Item, ItemKind};
+use super::parts::Content;
 use super::plan::{Action, Step, digest_of, find_line};
 use super::root::Root;
 
@@ -20,7 +21,7 @@ pub struct Changes(Vec<Undo>);
 
 #[derive(Debug)]
 enum Undo {
-    /// Removes what was created.
+    /// Removes a created item.
     Remove { place: PathBuf, item: Item },
     /// Restores the earlier file or link.
     Restore { place: PathBuf },
@@ -75,20 +76,20 @@ impl Changes {
 
 fn create(step: &Step) -> Result<(), SystemError> {
     let place = &step.place;
-    match &step.part.what {
-        What::Folder => {
+    match &step.part.content {
+        Content::Folder => {
             let make = || {
                 fs::create_dir(place)?;
                 fs::set_permissions(place, Permissions::from_mode(0o755))
             };
             make().map_err(SystemError::at("cannot create", place))
         }
-        What::Copy { from, mode } => {
+        Content::Copy { from, mode } => {
             let mut from = File::open(from).map_err(SystemError::at("cannot read", from))?;
             write_file(place, *mode, |to| io::copy(&mut from, to).map(drop))
         }
-        What::Text(text) => write_file(place, 0o644, |to| to.write_all(text.as_bytes())),
-        What::Link { to } => {
+        Content::Text(text) => write_file(place, 0o644, |to| to.write_all(text.as_bytes())),
+        Content::Link { to } => {
             let new = incoming(place);
             remove_file(&new)?;
             let make = || {
@@ -97,10 +98,10 @@ fn create(step: &Step) -> Result<(), SystemError> {
             };
             make().map_err(SystemError::at("cannot create", place))
         }
-        What::Line { line, .. } => {
+        Content::Line { line, .. } => {
             add_line(place, line).map_err(SystemError::at("cannot write", place))
         }
-        What::Output => Ok(()),
+        Content::Output => Ok(()),
     }
 }
 
@@ -179,8 +180,7 @@ fn lock_accounts(place: &Path) -> io::Result<Option<File>> {
     Ok(Some(lock))
 }
 
-/// Removes what an installation has made at a place. Returns the reason if it was left there
-/// because others have changed it.
+/// Removes an installed item. Returns the reason if the item stays because others have changed it.
 pub fn remove(place: &Path, item: &Item) -> Result<Option<&'static str>, SystemError> {
     let failed = |what| SystemError::at(what, place);
     remove_file(&incoming(place))?;
@@ -189,18 +189,18 @@ pub fn remove(place: &Path, item: &Item) -> Result<Option<&'static str>, SystemE
         Err(error) if is_absent(&error) => return Ok(None),
         found => found.map_err(failed("cannot examine"))?,
     };
-    let is_same = match &item.made {
-        Made::Folder => found.is_dir(),
-        Made::File { sha256 } => found.is_file() && sha256.contains(&digest_of(place)?),
-        Made::Link { to } => fs::read_link(place).ok().as_ref() == Some(to),
-        Made::Output => !found.is_dir(),
-        Made::Line { .. } | Made::Mount => true,
+    let is_same = match &item.kind {
+        ItemKind::Folder => found.is_dir(),
+        ItemKind::File { sha256 } => found.is_file() && sha256.contains(&digest_of(place)?),
+        ItemKind::Link { to } => fs::read_link(place).ok().as_ref() == Some(to),
+        ItemKind::Output => !found.is_dir(),
+        ItemKind::Line { .. } | ItemKind::Mount => true,
     };
     if !is_same {
         return Ok(Some("changed since it was installed"));
     }
-    match &item.made {
-        Made::Folder => match fs::remove_dir(place) {
+    match &item.kind {
+        ItemKind::Folder => match fs::remove_dir(place) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                 return Ok(Some("not empty"));
             }
@@ -209,11 +209,11 @@ pub fn remove(place: &Path, item: &Item) -> Result<Option<&'static str>, SystemE
             }
             removed => removed.map_err(failed("cannot remove"))?,
         },
-        Made::Line { line, newline, created } => {
+        ItemKind::Line { line, newline, created } => {
             remove_line(place, line, *newline, *created).map_err(failed("cannot change"))?;
         }
-        Made::File { .. } | Made::Link { .. } | Made::Output => remove_file(place)?,
-        Made::Mount => {}
+        ItemKind::File { .. } | ItemKind::Link { .. } | ItemKind::Output => remove_file(place)?,
+        ItemKind::Mount => {}
     }
     Ok(None)
 }
@@ -267,8 +267,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("program");
         fs::write(&place, "old").unwrap();
-        let what = What::Copy { from: folder.path().join("missing"), mode: 0o755 };
-        let part = Part { path: place.clone(), what };
+        let content = Content::Copy { from: folder.path().join("missing"), mode: 0o755 };
+        let part = Part { path: place.clone(), content };
         let step = Step { part, place: place.clone(), action: Action::Replace, item: None };
         let mut changes = Changes::default();
         assert!(changes.make(&step).is_err());

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use super::change::{self, Changes};
 use super::manifest::{Item, MANIFEST, Manifest};
-use super::parts::{self, Source, What};
+use super::parts::{self, Content, Source};
 use super::plan::{self, Action, Step};
 use super::report::{self, LEFT, Report};
 use super::root::Root;
@@ -49,7 +49,7 @@ pub fn install(args: &Install) -> Result<Report, SystemError> {
 
 /// After a replacement, only the new content is known.
 fn forget_earlier(item: &mut Item) {
-    if let super::manifest::Made::File { sha256 } = &mut item.made {
+    if let super::manifest::ItemKind::File { sha256 } = &mut item.kind {
         sha256.truncate(1);
     }
 }
@@ -168,7 +168,7 @@ fn is_above_manifest(step: &&Step) -> bool {
     Path::new(MANIFEST).starts_with(&step.part.path)
 }
 
-/// Describes what would be done.
+/// Describes the changes without making them.
 fn dry_run(args: &Install, root: &Root, steps: &[Step], stale: &[Item]) -> Report {
     let mut report = Report::default();
     for Step { part, action, .. } in steps {
@@ -179,13 +179,15 @@ fn dry_run(args: &Install, root: &Root, steps: &[Step], stale: &[Item]) -> Repor
             Action::Replace => "replace",
             Action::Keep => "keep",
         };
-        match &part.what {
-            What::Folder => report.add(name, format!("{path}/")),
-            What::Copy { from, .. } => report.add(name, format!("{path} from {}", from.display())),
-            What::Link { to } => report.add(name, format!("{path} -> {}", to.display())),
-            What::Line { line, .. } => report.add(name, format!("{path}: line {line}")),
-            What::Text(_) => report.add(name, path.to_string()),
-            What::Output => {}
+        match &part.content {
+            Content::Folder => report.add(name, format!("{path}/")),
+            Content::Copy { from, .. } => {
+                report.add(name, format!("{path} from {}", from.display()))
+            }
+            Content::Link { to } => report.add(name, format!("{path} -> {}", to.display())),
+            Content::Line { line, .. } => report.add(name, format!("{path}: line {line}")),
+            Content::Text(_) => report.add(name, path.to_string()),
+            Content::Output => {}
         }
     }
     for item in stale {
@@ -206,7 +208,7 @@ fn dry_run(args: &Install, root: &Root, steps: &[Step], stale: &[Item]) -> Repor
     report
 }
 
-/// Describes what was done.
+/// Describes the completed installation.
 fn done(args: &Install, root: &Root, steps: &[Step], new: &Manifest, left: Vec<String>) -> Report {
     let mut report = Report::default();
     report.add("installed", format!("rnicd {} in {}", new.version, new.prefix.display()));

@@ -1,4 +1,4 @@
-//! The manifest: what an installation has made, so that it can be removed.
+//! The manifest: the items of an installation, which `uninstall` removes.
 
 use std::fs;
 use std::fs::Permissions;
@@ -14,7 +14,7 @@ use super::root::Root;
 /// Path of the manifest.
 pub const MANIFEST: &str = "/var/lib/rnicd/installed";
 
-/// What an installation has made, in the order of its creation.
+/// An installation and its items, in the order of their creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the programs.
@@ -23,7 +23,7 @@ pub struct Manifest {
     pub prefix: PathBuf,
     /// False while an installation runs, and after a killed installation.
     pub complete: bool,
-    /// Everything that did not exist before.
+    /// The created items.
     pub items: Vec<Item>,
 }
 
@@ -32,14 +32,14 @@ pub struct Manifest {
 pub struct Item {
     /// Absolute path, below the root.
     pub path: PathBuf,
-    /// What was made there.
-    pub made: Made,
+    /// Its kind.
+    pub kind: ItemKind,
 }
 
-/// What was made at a path.
+/// Kind of an item, with the values that its removal needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Made {
+pub enum ItemKind {
     /// A directory, removed if it is empty.
     Folder,
     /// A file with one of these SHA-256 digests: two while an installation replaces it.
@@ -70,8 +70,8 @@ pub enum Made {
 impl Item {
     /// Returns the place of the item in a root.
     pub fn place(&self, root: &Root) -> Result<PathBuf, SystemError> {
-        match self.made {
-            Made::Line { .. } => root.file(&self.path),
+        match self.kind {
+            ItemKind::Line { .. } => root.file(&self.path),
             _ => root.at(&self.path),
         }
     }

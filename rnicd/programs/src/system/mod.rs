@@ -1,8 +1,8 @@
 //! `rnicctl system`: installs rnicd for all programs of a machine or container, and removes it.
 //!
 //! `parts` lists what is installed. `plan` compares it with the system and refuses to replace
-//! files of others. `change` carries it out and undoes it if a step fails. `manifest` records
-//! everything that was made. `loader`, `service` and `mount` handle the cache, the daemon and the
+//! files of others. `change` carries out the steps and reverses them after a failure. `manifest`
+//! records each created item. `loader`, `service` and `mount` handle the cache, the daemon and the
 //! mounts that go with the files.
 
 mod accounts;
@@ -36,7 +36,7 @@ pub enum Command {
     /// it. A second `install` is an upgrade; its options replace the earlier ones. Existing files
     /// that are not of this installation are never replaced.
     Install(Install),
-    /// Stop the daemon and remove everything that `install` has made.
+    /// Stop the daemon and remove everything that `install` created.
     Uninstall(Uninstall),
     /// Start the installed daemon, for a container whose image contains the installation.
     Start(At),
@@ -72,7 +72,7 @@ pub struct Install {
     /// Start no daemon; `rnicctl system start` does later.
     #[arg(long)]
     no_start: bool,
-    /// Print what would be done, and change nothing.
+    /// Print the changes without making them.
     #[arg(long)]
     dry_run: bool,
 }
@@ -82,7 +82,7 @@ pub struct Install {
 pub struct Uninstall {
     #[command(flatten)]
     at: At,
-    /// Print what would be done, and change nothing.
+    /// Print the changes without making them.
     #[arg(long)]
     dry_run: bool,
 }

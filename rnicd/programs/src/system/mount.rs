@@ -9,7 +9,7 @@ use rnic_run::mount::{MountError, SOURCE, add_links};
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::SystemError;
-use super::manifest::{Item, Made, Manifest};
+use super::manifest::{Item, ItemKind, Manifest};
 use super::service::TREE;
 
 /// The directory that a mount covers, because the kernel creates no directories there.
@@ -24,7 +24,7 @@ pub fn dev_target() -> std::path::PathBuf {
 
 /// Returns the record of the mount.
 pub fn item() -> Item {
-    Item { path: CLASS.into(), made: Made::Mount }
+    Item { path: CLASS.into(), kind: ItemKind::Mount }
 }
 
 /// Shows the devices, if the manifest contains the mount and it does not exist, for example after

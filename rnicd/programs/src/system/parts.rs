@@ -1,4 +1,4 @@
-//! The parts of an installation: files, links and lines, in the order in which they are made.
+//! The parts of an installation: files, links and lines, in the order of creation.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use super::{Install, OWN_NAME, SystemError, accounts, loader, mount, service};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     pub path: PathBuf,
-    pub what: What,
+    pub content: Content,
 }
 
 /// Content of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Content {
     Folder,
     /// A copy of a file.
     Copy {
@@ -102,7 +102,7 @@ pub fn of(args: &Install, root: &Root, source: &Source) -> Result<Vec<Part>, Sys
     parts.file(LOADER_CONF, format!("{}\n", library_folder(&args.prefix).display()));
     if loader::can_update(root) {
         for path in ["/var/cache/ldconfig/aux-cache", "/etc/ld.so.cache"] {
-            parts.add(Path::new(path), What::Output);
+            parts.add(Path::new(path), Content::Output);
         }
     }
     accounts::parts(&mut parts, root)?;
@@ -110,10 +110,10 @@ pub fn of(args: &Install, root: &Root, source: &Source) -> Result<Vec<Part>, Sys
     service::parts(&mut parts, args, root);
     if args.preload {
         let line = library_folder(&args.prefix).join(PRELOAD).display().to_string();
-        parts.add(Path::new(PRELOAD_LIST), What::Line { line, create: true });
+        parts.add(Path::new(PRELOAD_LIST), Content::Line { line, create: true });
     }
     if args.mount && root.is_own() {
-        parts.add(Path::new(mount::DEV), What::Link { to: mount::dev_target() });
+        parts.add(Path::new(mount::DEV), Content::Link { to: mount::dev_target() });
     }
     Ok(parts.0)
 }
@@ -122,7 +122,7 @@ fn files(parts: &mut Parts, args: &Install, source: &Source) -> Result<(), Syste
     for (name, is_needed) in PROGRAMS {
         let from = source.programs.join(name);
         if from.exists() {
-            parts.add(&args.prefix.join("bin").join(name), What::Copy { from, mode: 0o755 });
+            parts.add(&args.prefix.join("bin").join(name), Content::Copy { from, mode: 0o755 });
         } else if is_needed {
             return Err(SystemError::NoSource {
                 what: name.to_owned(),
@@ -139,20 +139,20 @@ fn files(parts: &mut Parts, args: &Install, source: &Source) -> Result<(), Syste
                 folder: source.libraries.clone(),
             });
         }
-        parts.add(&libraries.join(name), What::Copy { from, mode: 0o644 });
+        parts.add(&libraries.join(name), Content::Copy { from, mode: 0o644 });
     }
     for level in CPU_LEVELS {
         for name in SONAMES {
             let to = Path::new("../..").join(name);
-            parts.add(&libraries.join("glibc-hwcaps").join(level).join(name), What::Link { to });
+            parts.add(&libraries.join("glibc-hwcaps").join(level).join(name), Content::Link { to });
         }
     }
     for (name, folder) in COMMANDS {
         let to = PathBuf::from("../../../bin/rnicctl");
-        parts.add(&libraries.join("bin").join(name), What::Link { to });
+        parts.add(&libraries.join("bin").join(name), Content::Link { to });
         if args.commands {
             let to = PathBuf::from("../bin/rnicctl");
-            parts.add(&args.prefix.join(folder).join(name), What::Link { to });
+            parts.add(&args.prefix.join(folder).join(name), Content::Link { to });
         }
     }
     Ok(())
@@ -176,20 +176,20 @@ pub struct Parts(Vec<Part>);
 
 impl Parts {
     /// Adds a part and the folders above it.
-    pub fn add(&mut self, path: &Path, what: What) {
+    pub fn add(&mut self, path: &Path, content: Content) {
         self.folder_of(path);
-        self.0.push(Part { path: path.to_owned(), what });
+        self.0.push(Part { path: path.to_owned(), content });
     }
 
     /// Adds a file with a text.
     pub fn file(&mut self, path: &str, text: String) {
-        self.add(Path::new(path), What::Text(text));
+        self.add(Path::new(path), Content::Text(text));
     }
 
     fn folder_of(&mut self, path: &Path) {
         let above: Vec<&Path> = path.ancestors().skip(1).collect();
         for folder in above.into_iter().rev().filter(|folder| *folder != Path::new("/")) {
-            let part = Part { path: folder.to_owned(), what: What::Folder };
+            let part = Part { path: folder.to_owned(), content: Content::Folder };
             if !self.0.contains(&part) {
                 self.0.push(part);
             }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::SystemError;
-use super::manifest::{Item, Made, Manifest};
-use super::parts::{Part, What};
+use super::manifest::{Item, ItemKind, Manifest};
+use super::parts::{Content, Part};
 use super::root::Root;
 
-/// A part and what has to be done for it.
+/// A part and the action for it.
 #[derive(Debug)]
 pub struct Step {
     pub part: Part,
@@ -23,7 +23,7 @@ pub struct Step {
     pub item: Option<Item>,
 }
 
-/// What has to be done for a part.
+/// Action for a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// It exists as it should be.
@@ -35,7 +35,7 @@ pub enum Action {
     Keep,
 }
 
-/// Decides what has to be done for each part. `old` is the manifest of an earlier installation.
+/// Decides the action for each part. `old` is the manifest of an earlier installation.
 ///
 /// # Errors
 ///
@@ -52,8 +52,8 @@ pub fn decide(
     let mut steps = Vec::new();
     let mut in_the_way = Vec::new();
     for part in parts {
-        let place = match part.what {
-            What::Line { .. } => root.file(&part.path)?,
+        let place = match part.content {
+            Content::Line { .. } => root.file(&part.path)?,
             _ => root.at(&part.path)?,
         };
         match decide_one(&part, &place, known.get(&root.real(&part.path)?).copied())? {
@@ -70,39 +70,41 @@ fn decide_one(
     place: &Path,
     known: Option<&Item>,
 ) -> Result<Option<(Action, Option<Item>)>, SystemError> {
-    let item = |made| Some(Item { path: part.path.clone(), made });
+    let item = |kind| Some(Item { path: part.path.clone(), kind });
     let found = match fs::symlink_metadata(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         found => Some(found.map_err(SystemError::at("cannot examine", place))?),
     };
-    let decided = match &part.what {
-        What::Folder if found.is_none() => Some((Action::Create, item(Made::Folder))),
+    let decided = match &part.content {
+        Content::Folder if found.is_none() => Some((Action::Create, item(ItemKind::Folder))),
         // `lib` may be a link.
-        What::Folder => place.is_dir().then(|| (Action::Nothing, known.cloned())),
-        What::Output if found.is_none() => Some((Action::Create, item(Made::Output))),
-        What::Output => Some((Action::Nothing, known.cloned())),
-        What::Link { to } => {
-            let made = || item(Made::Link { to: to.clone() });
+        Content::Folder => place.is_dir().then(|| (Action::Nothing, known.cloned())),
+        Content::Output if found.is_none() => Some((Action::Create, item(ItemKind::Output))),
+        Content::Output => Some((Action::Nothing, known.cloned())),
+        Content::Link { to } => {
+            let link = || item(ItemKind::Link { to: to.clone() });
             let target = fs::read_link(place).ok();
             match (&found, target, known) {
-                (None, ..) => Some((Action::Create, made())),
+                (None, ..) => Some((Action::Create, link())),
                 (_, Some(target), _) if target == *to => {
-                    Some((Action::Nothing, known.and_then(|_| made())))
+                    Some((Action::Nothing, known.and_then(|_| link())))
                 }
-                (_, Some(target), Some(Item { made: Made::Link { to }, .. })) if target == *to => {
-                    Some((Action::Replace, made()))
+                (_, Some(target), Some(Item { kind: ItemKind::Link { to }, .. }))
+                    if target == *to =>
+                {
+                    Some((Action::Replace, link()))
                 }
                 _ => None,
             }
         }
-        What::Copy { from, .. } => {
+        Content::Copy { from, .. } => {
             let new = digest_of(from)?;
             decide_file(part, place, found.as_ref(), known, new)?
         }
-        What::Text(text) => {
+        Content::Text(text) => {
             decide_file(part, place, found.as_ref(), known, digest(text.as_bytes()))?
         }
-        What::Line { line, create } => {
+        Content::Line { line, create } => {
             let text = match &found {
                 Some(_) => fs::read(place).map_err(SystemError::at("cannot read", place))?,
                 None if *create => Vec::new(),
@@ -114,17 +116,17 @@ fn decide_one(
             let newline = text.last().is_some_and(|last| *last != b'\n');
             // The earlier installation may have added another line, which this one replaces.
             let before = match known {
-                Some(Item { made: Made::Line { newline, created, .. }, .. }) => {
+                Some(Item { kind: ItemKind::Line { newline, created, .. }, .. }) => {
                     (*newline, *created)
                 }
                 _ => (false, false),
             };
-            let made = Made::Line {
+            let kind = ItemKind::Line {
                 line: line.clone(),
                 newline: newline || before.0,
                 created: found.is_none() || before.1,
             };
-            Some((Action::Create, item(made)))
+            Some((Action::Create, item(kind)))
         }
     };
     Ok(decided)
@@ -137,9 +139,9 @@ fn decide_file(
     known: Option<&Item>,
     new: String,
 ) -> Result<Option<(Action, Option<Item>)>, SystemError> {
-    let made = |sha256| Some(Item { path: part.path.clone(), made: Made::File { sha256 } });
+    let file = |sha256| Some(Item { path: part.path.clone(), kind: ItemKind::File { sha256 } });
     let Some(found) = found else {
-        return Ok(Some((Action::Create, made(vec![new]))));
+        return Ok(Some((Action::Create, file(vec![new]))));
     };
     if !found.is_file() {
         let is_kept = part.path == Path::new(super::parts::CONFIG) && place.is_file();
@@ -147,13 +149,13 @@ fn decide_file(
     }
     let present = digest_of(place)?;
     let recorded = match known {
-        Some(Item { made: Made::File { sha256 }, .. }) => Some(sha256),
+        Some(Item { kind: ItemKind::File { sha256 }, .. }) => Some(sha256),
         _ => None,
     };
     Ok(match recorded {
-        _ if present == new => Some((Action::Nothing, recorded.and_then(|_| made(vec![new])))),
+        _ if present == new => Some((Action::Nothing, recorded.and_then(|_| file(vec![new])))),
         Some(digests) if digests.contains(&present) => {
-            Some((Action::Replace, made(vec![new, present])))
+            Some((Action::Replace, file(vec![new, present])))
         }
         // Without a record, a configuration is the administrator's from the beginning.
         Some(_) if is_text(part) => Some((Action::Keep, known.cloned())),
@@ -165,7 +167,7 @@ fn decide_file(
 }
 
 fn is_text(part: &Part) -> bool {
-    matches!(part.what, What::Text(_))
+    matches!(part.content, Content::Text(_))
 }
 
 /// Returns the range of a line in a text, with its newline. Of a line in the format of

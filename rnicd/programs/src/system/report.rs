@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::ser::SerializeMap;
 
 use super::SystemError;
-use super::manifest::{Made, Manifest};
+use super::manifest::{ItemKind, Manifest};
 use super::parts::{COMMANDS, PRELOAD_LIST, library_folder};
 use super::plan::{digest_of, find_line};
 use super::root::Root;
@@ -31,14 +31,14 @@ impl Report {
         }
     }
 
-    /// Returns an error if something was left in place.
+    /// Returns an error if items could not be removed.
     pub fn complaint(&self) -> Option<SystemError> {
         let (_, left) = self.lines.iter().find(|(name, _)| *name == LEFT)?;
         Some(SystemError::Left(left.clone()))
     }
 }
 
-/// Name of the lines about what was left in place.
+/// Name of the lines about items that could not be removed.
 pub const LEFT: &str = "left";
 
 impl fmt::Display for Report {
@@ -143,28 +143,28 @@ pub fn commands(report: &mut Report, prefix: &Path, manifest: &Manifest) {
     }
 }
 
-/// Returns how an item differs from what was installed.
+/// Returns the difference between an item and its installed state.
 fn difference(root: &Root, item: &super::manifest::Item) -> Option<&'static str> {
     let place = match item.place(root) {
         Ok(place) => place,
         Err(_) => return Some("leads out of the root"),
     };
     let is_there = fs::symlink_metadata(&place).is_ok();
-    match &item.made {
+    match &item.kind {
         // Files below /run are gone after a restart.
-        Made::Output | Made::Mount => None,
-        Made::Folder if item.path.starts_with("/run") => None,
+        ItemKind::Output | ItemKind::Mount => None,
+        ItemKind::Folder if item.path.starts_with("/run") => None,
         _ if !is_there => Some("missing"),
-        Made::Folder => None,
-        Made::File { sha256 } => {
+        ItemKind::Folder => None,
+        ItemKind::File { sha256 } => {
             let same = digest_of(&place).is_ok_and(|digest| sha256.contains(&digest));
             (!same).then_some("changed")
         }
-        Made::Link { to } => {
+        ItemKind::Link { to } => {
             let same = fs::read_link(&place).is_ok_and(|target| target == *to);
             (!same).then_some("changed")
         }
-        Made::Line { line, .. } => {
+        ItemKind::Line { line, .. } => {
             let text = fs::read(&place).unwrap_or_default();
             find_line(&text, line).is_none().then_some("lacks its line")
         }

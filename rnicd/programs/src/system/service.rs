@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::loader::run;
 use super::manifest::Manifest;
-use super::parts::{CONFIG, Parts, What};
+use super::parts::{CONFIG, Content, Parts};
 use super::root::Root;
 use super::{Install, OWN_NAME, SystemError};
 
@@ -73,12 +73,12 @@ pub fn parts(parts: &mut Parts, args: &Install, root: &Root) {
             {
                 let path = format!("{folder}/{target}.wants/{unit}");
                 let to = PathBuf::from(format!("{folder}/{unit}"));
-                parts.add(Path::new(&path), What::Link { to });
+                parts.add(Path::new(&path), Content::Link { to });
             }
         }
         Kind::Background => {
             for path in [PID_FILE, LOG] {
-                parts.add(Path::new(path), What::Output);
+                parts.add(Path::new(path), Content::Output);
             }
         }
         Kind::Packaged => {
@@ -88,8 +88,8 @@ pub fn parts(parts: &mut Parts, args: &Install, root: &Root) {
         }
     }
     if root.is_own() {
-        parts.add(&Path::new(SOCKET).with_extension("sock.lock"), What::Output);
-        parts.add(Path::new(SOCKET), What::Output);
+        parts.add(&Path::new(SOCKET).with_extension("sock.lock"), Content::Output);
+        parts.add(Path::new(SOCKET), Content::Output);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::manifest::{Item, MANIFEST, Made, Manifest};
+use super::manifest::{Item, ItemKind, MANIFEST, Manifest};
 use super::parts::LOADER_CONF;
 use super::report::{LEFT, Report};
 use super::root::Root;
@@ -24,7 +24,7 @@ pub fn uninstall(root: &Root, dry_run: bool) -> Result<Report, SystemError> {
     if root.is_own() {
         mount::hide()?;
     }
-    // What is still there after a failure can be removed by the next attempt.
+    // After a failure, the next attempt can remove the rest.
     let left = remove(root, &manifest.items)?;
     service::reload(root)?;
     report.add("removed", format!("rnicd {} from {}", manifest.version, manifest.prefix.display()));
@@ -34,7 +34,7 @@ pub fn uninstall(root: &Root, dry_run: bool) -> Result<Report, SystemError> {
     Ok(report)
 }
 
-/// Removes items and the manifest. Returns what was left in place.
+/// Removes items and the manifest. Returns descriptions of the items that stay.
 pub fn remove(root: &Root, items: &[Item]) -> Result<Vec<String>, SystemError> {
     let manifest = root.at(Path::new(MANIFEST))?;
     let is_above = |item: &&Item| Path::new(MANIFEST).starts_with(&item.path);
@@ -60,11 +60,11 @@ pub fn refresh_loader(root: &Root, items: &[Item]) -> Result<(), SystemError> {
 
 fn description(item: &Item) -> String {
     let path = item.path.display();
-    match &item.made {
-        Made::Folder => format!("{path}/ if it is empty"),
-        Made::Line { line, .. } => format!("from {path}: {line}"),
-        Made::Mount => format!("mount over {path}"),
-        Made::File { .. } | Made::Link { .. } | Made::Output => path.to_string(),
+    match &item.kind {
+        ItemKind::Folder => format!("{path}/ if it is empty"),
+        ItemKind::Line { line, .. } => format!("from {path}: {line}"),
+        ItemKind::Mount => format!("mount over {path}"),
+        ItemKind::File { .. } | ItemKind::Link { .. } | ItemKind::Output => path.to_string(),
     }
 }
 
@@ -77,7 +77,7 @@ pub fn stale(root: &Root, old: Option<&Manifest>, new: &[Item]) -> Result<Vec<It
     let mut stale = Vec::new();
     for item in old.iter().flat_map(|old| &old.items) {
         let other = places.get(&root.real(&item.path)?);
-        if other.is_none_or(|other| is_other_line(&item.made, &other.made)) {
+        if other.is_none_or(|other| is_other_line(&item.kind, &other.kind)) {
             stale.push(item.clone());
         }
     }
@@ -85,6 +85,6 @@ pub fn stale(root: &Root, old: Option<&Manifest>, new: &[Item]) -> Result<Vec<It
 }
 
 /// Returns true for different lines of one file.
-fn is_other_line(old: &Made, new: &Made) -> bool {
-    matches!((old, new), (Made::Line { line, .. }, Made::Line { line: other, .. }) if line != other)
+fn is_other_line(old: &ItemKind, new: &ItemKind) -> bool {
+    matches!((old, new), (ItemKind::Line { line, .. }, ItemKind::Line { line: other, .. }) if line != other)
 }
