@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use rnic_client::{Context, DeviceKind, Event, NO_GID, Profile};
 use rnic_tests::apart::{Apart, Side};
@@ -106,6 +106,35 @@ fn device_of_a_new_interface_skips_taken_names() {
     let Some(command) = alone(&dir, ETH, config, script) else { return };
     let said = Process::start(command).succeed();
     assert!(said.iter().any(|line| line == "rxe_3"), "{said:#?}");
+}
+
+#[test]
+fn device_of_a_pattern_goes_with_its_interface() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[wired]\ndevices = { \"rxe_{netdev}\" = \"*\", fixed = \"eth\" }\n";
+    // More interfaces than there can be devices, but one at a time.
+    let script = "for n in $(seq 17); do
+                      ip link add v$n type veth peer name w$n; ip addr add 10.80.0.1/24 dev v$n
+                      timeout 120 sh -c \"until $RNICCTL device list | grep -q rxe_v$n; do :; done\"
+                      ip link del v$n
+                      timeout 120 sh -c \"while $RNICCTL device list | grep -q rxe_v$n; do :; done\"
+                  done
+                  ip link del eth; $RNICCTL device list";
+    let Some(command) = alone(&dir, ETH, config, script) else { return };
+    let said = Process::start(command).succeed();
+    assert!(said.iter().any(|line| line.starts_with("fixed ")), "{said:#?}");
+}
+
+#[test]
+fn interfaces_with_unusable_names_have_no_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[wired]\ndevices = { \"rxe_{netdev}\" = \"*\" }\n";
+    let setup = "ip link add a+b type veth peer name far && ip addr add 10.78.0.1/24 dev a+b";
+    let Some(mut command) = alone(&dir, setup, config, "$RNICCTL device list") else { return };
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let [said, log] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(status.success() && said.contains("rxe_lo"), "{said}{log}");
+    assert!(log.contains("device \"rxe_a+b\": the name must be 1 to 63 letters"), "{log}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Follows the addresses of this host's interfaces.
+//! Follows this host's interfaces and their addresses.
 //!
 //! The kernel announces changes on a netlink socket in the control thread's poll. The content is
 //! not parsed: a separate thread reads all addresses again. Its seccomp filter allows only the
@@ -112,8 +112,8 @@ fn read_on_request<T>(
     }
 }
 
-/// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
-const GROUPS: u32 = 0x10 | 0x100;
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
+const GROUPS: u32 = 0x1 | 0x10 | 0x100;
 /// More announcements than the socket holds.
 const ANNOUNCEMENTS: usize = 4096;
 /// Pause before a failed read is repeated. Each further pause is twice as long.

@@ -24,13 +24,17 @@ impl Manager {
         let mut gids = self.gids.clone();
         let now = gids::table(&self.config, &found);
         gids::update(&mut gids, now.clone());
+        self.devices.addresses = now;
+        if self.remove_devices_of_lost_interfaces() {
+            self.tell_of_devices();
+        }
         let internal = gids::internal(&gids, &found);
         if (&gids, &internal) == (&self.gids, &self.internal_gids) {
             return;
         }
         self.gids = gids;
         self.internal_gids = internal;
-        if self.devices_follow(now) {
+        if self.devices_follow() {
             self.tell_of_devices();
         }
         let Config { wired, engine, .. } = &*self.config;

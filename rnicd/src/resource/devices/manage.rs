@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, GidRow, NO_GID};
 
-use super::{DeviceError, RoceDevice};
+use super::{ByPattern, DeviceError, RoceDevice};
 use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};
 use crate::resource::{Manager, gids};
 
@@ -22,16 +22,15 @@ impl Manager {
                 self.create_device(device_name(pattern, interface, 0), netdev.clone())?;
             }
         }
-        match self.create_devices_of_interfaces() {
-            // Some hosts have many interfaces.
-            Err(error @ DeviceError::TooMany(_)) => self.warn_of_device(&error),
-            other => other?,
-        }
+        self.try_create_devices_of_interfaces();
         Ok(())
     }
 
-    /// Logs why the device of an interface was not created, unless it was logged before.
-    fn warn_of_device(&mut self, error: &DeviceError) {
+    /// Creates the devices of patterns for interfaces that have no such device yet. Logs the first
+    /// that cannot be created, unless the last call logged it too: a daemon starts on every host,
+    /// however many interfaces it has, and whatever their names are.
+    fn try_create_devices_of_interfaces(&mut self) {
+        let Err(error) = self.create_devices_of_interfaces() else { return };
         let problem = error.to_string();
         if self.devices.problem != problem {
             tracing::warn!("{problem} (wired.devices)");
@@ -52,13 +51,16 @@ impl Manager {
                 continue;
             }
             for interface in self.interfaces() {
-                let key = (pattern.to_owned(), interface);
-                if self.devices.by_pattern.contains(&key) {
+                let mut by_pattern = self.devices.by_pattern.iter();
+                if by_pattern.any(|of| of.pattern == pattern && of.interface == interface) {
                     continue;
                 }
-                let name = self.unused_name(pattern, &key.1);
-                match self.create_device(name, Netdev::Named(key.1.clone())) {
-                    Ok(()) => self.devices.by_pattern.push(key),
+                let name = self.unused_name(pattern, &interface);
+                match self.create_device(name.clone(), Netdev::Named(interface.clone())) {
+                    Ok(()) => {
+                        let pattern = pattern.to_owned();
+                        self.devices.by_pattern.push(ByPattern { pattern, interface, name });
+                    }
                     Err(error) => result = result.and(Err(error)),
                 }
             }
@@ -70,7 +72,7 @@ impl Manager {
     /// an administrator may have added.
     fn unused_name(&self, pattern: &str, interface: &str) -> String {
         let has = |name: &String| self.devices.list.iter().any(|device| device.name == *name);
-        let first = self.devices.by_pattern.iter().filter(|(of, _)| of == pattern).count();
+        let first = self.devices.by_pattern.iter().filter(|of| of.pattern == pattern).count();
         let mut names =
             (first..=first + MAX_ROCE_DEVICES).map(|n| device_name(pattern, interface, n));
         let taken = device_name(pattern, interface, first);
@@ -109,19 +111,31 @@ impl Manager {
         Ok(())
     }
 
+    /// Removes the devices of patterns whose interfaces no longer exist, as the kernel's rxe does.
+    /// Returns true if there were any. An interface that returns gets a new device.
+    pub(in crate::resource) fn remove_devices_of_lost_interfaces(&mut self) -> bool {
+        let by_pattern = std::mem::take(&mut self.devices.by_pattern);
+        let (kept, lost): (Vec<_>, Vec<_>) =
+            by_pattern.into_iter().partition(|of| self.has_interface(&of.interface));
+        self.devices.by_pattern = kept;
+        let devices = &mut self.devices.list;
+        let before = devices.len();
+        devices.retain(|device| {
+            let is = |of: &ByPattern| of.name == device.name && of.interface == device.interface();
+            !lost.iter().any(is)
+        });
+        before != devices.len()
+    }
+
     /// Updates the GID tables of all devices, and creates the devices of new interfaces. Returns
     /// true if there are new devices.
-    pub(in crate::resource) fn devices_follow(&mut self, now: Vec<GidRow>) -> bool {
-        self.devices.addresses = now;
+    pub(in crate::resource) fn devices_follow(&mut self) -> bool {
         let devices = &mut self.devices;
         for device in &mut devices.list {
             device.follow(&self.gids, &devices.addresses);
         }
         let before = devices.list.len();
-        // Fails again after each change of an address, for instance if there are too many.
-        if let Err(error) = self.create_devices_of_interfaces() {
-            self.warn_of_device(&error);
-        }
+        self.try_create_devices_of_interfaces();
         before != self.devices.list.len()
     }
 

@@ -54,6 +54,14 @@ pub enum DeviceError {
     TooMany(String),
 }
 
+/// A device that a pattern has created for an interface.
+#[derive(Debug)]
+struct ByPattern {
+    pattern: String,
+    interface: String,
+    name: String,
+}
+
 impl RoceDevice {
     /// Updates the GID table of the device. `table` is that of the daemon, `now` its entries in the
     /// order of new indices.
@@ -81,10 +89,10 @@ impl RoceDevice {
 pub(super) struct RoceDevices {
     /// In the order of their creation.
     list: Vec<RoceDevice>,
-    /// Patterns of names with the interfaces that have a device by them, even if it was removed.
-    by_pattern: Vec<(String, String)>,
+    /// Devices that patterns have created, even if an administrator removed them.
+    by_pattern: Vec<ByPattern>,
     /// The addresses of the host, as rows of a GID table, in the order of new indices.
-    addresses: Vec<GidRow>,
+    pub(super) addresses: Vec<GidRow>,
     /// Devices were added or removed, and the device tree does not show it yet.
     changed: bool,
     /// Reason why the device of an interface was not created, if logged.
