@@ -51,6 +51,15 @@ fn shell(daemon: &Daemon, options: &[&str], script: &str) -> Vec<String> {
     Process::start(command).succeed()
 }
 
+#[test]
+fn later_devices_have_files() {
+    let daemon = Daemon::start("");
+    let ctl = built::program("rnicctl");
+    let list = "ls /sys/class/infiniband; echo ${RNIC_DEVICES-all}";
+    let script = format!("{list}; {ctl} device add later; {list}");
+    assert_eq!(shell(&daemon, &[], &script), ["rnicd1", "all", "later", "rnicd1", "all"]);
+}
+
 const DEVICE: &str = "/sys/devices/rnicd/rnicd1/infiniband/rnicd1";
 
 #[test]

@@ -397,7 +397,7 @@ fn the_environment_is_printed_for_any_shell() {
     command.env("RNIC_SOCKET", place.socket()).env("LD_LIBRARY_PATH", "/a b:/c");
     let output = command.env_remove("RUST_LOG").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let expected = format!("{folder}:/a b:/c\nrnicd1\n{}\n", place.socket().display());
+    let expected = format!("{folder}:/a b:/c\n\n{}\n", place.socket().display());
     assert_eq!(text, expected, "{}", said(&output));
     place.is_left();
     let devices = ["--idle", "5s", "--lib-dir", folder, "--devices", "rnicd1"];
@@ -416,16 +416,17 @@ fn the_environment_is_printed_for_any_shell() {
 #[test]
 fn as_rxe_starts_a_daemon_with_its_profile() {
     let place = Place::new();
-    let shows = ["sh", "-c", "echo $RNIC_DEVICES"];
-    let output = place.run(&[&["--idle", "1s", "--as", "rxe"][..], &shows].concat());
-    assert_eq!(output.stdout, b"rxe0\n", "{}", said(&output));
+    // The view of the RoCE devices.
+    let shows = "ls $RNIC_TREE/views/.roce/class/infiniband; echo \"<$RNIC_DEVICES>\"";
+    let output = place.run(&["--idle", "1s", "--as", "rxe", "sh", "-c", shows]);
+    assert_eq!(output.stdout, b"rxe0\n<>\n", "{}", said(&output));
     assert!(!said(&output).contains("profile"), "{}", said(&output));
     place.is_left();
     // The daemon of the outer one has another profile, and serves the inner one.
-    let inner = "exec \"$0\" --as rxe sh -c 'echo $RNIC_DEVICES'";
+    let inner = "RNIC_DEVICES=rnicd0 exec \"$0\" --as rxe sh -c \"$1\"";
     let run = place.at("bin/rnic-run");
-    let output = place.run(&["--idle", "20s", "sh", "-c", inner, run.to_str().unwrap()]);
-    assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    let output = place.run(&["--idle", "20s", "sh", "-c", inner, run.to_str().unwrap(), shows]);
+    assert_eq!(output.stdout, b"rnicd1\n<>\n", "{}", said(&output));
     let why =
         "the running daemon has profile \"rnicd\" with the RoCE devices rnicd1; for those of rxe";
     assert!(said(&output).contains(why), "{}", said(&output));

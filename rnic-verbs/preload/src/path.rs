@@ -97,10 +97,10 @@ impl Counterpart {
         let mut text = Text { whole, length: 0 };
         if place.is_in_tree() {
             text.push(self.root)?;
-            let device = tree::only_device().filter(|_| !matches!(place, Place::TreeDevices));
-            if let Some(device) = device {
+            let view = tree::view().filter(|_| !matches!(place, Place::TreeDevices));
+            if let Some(view) = view {
                 text.push(tree::VIEWS)?;
-                text.push(device)?;
+                text.push(view)?;
             }
         }
         text.push(place.path())?;

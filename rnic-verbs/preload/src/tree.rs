@@ -9,7 +9,7 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// Folder of the tree that contains a view for each device.
+/// Folder of the tree that contains the views: one for each device, and one for the RoCE devices.
 pub(crate) const VIEWS: &[u8] = b"/views/";
 
 /// Tree of the system's daemon, for programs without the variable (`/etc/ld.so.preload`). Only root
@@ -22,12 +22,19 @@ pub(crate) fn root() -> Option<&'static [u8]> {
     (root.first() == Some(&b'/')).then_some(root)
 }
 
-/// Returns the only device that the program sees, if `RNIC_DEVICES` names a single one. Its view
-/// contains the files of that device only.
-pub(crate) fn only_device() -> Option<&'static [u8]> {
-    let name = variable(c"RNIC_DEVICES")?.trim_ascii();
-    let is_name = !name.is_empty() && name[0] != b'.' && !name.iter().any(|b| b",/".contains(b));
-    is_name.then_some(name)
+/// View of the RoCE devices.
+const ROCE_VIEW: &[u8] = b".roce";
+
+/// Returns the name of the view with the devices that the program sees: the only device in
+/// `RNIC_DEVICES`, or the RoCE devices without this variable. Returns `None`, for the whole tree,
+/// if the variable names several devices.
+pub(crate) fn view() -> Option<&'static [u8]> {
+    let names = variable(c"RNIC_DEVICES").unwrap_or_default().trim_ascii();
+    if names.is_empty() {
+        return Some(ROCE_VIEW);
+    }
+    let is_name = names[0] != b'.' && !names.iter().any(|byte| b",/".contains(byte));
+    is_name.then_some(names)
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {

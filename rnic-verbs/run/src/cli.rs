@@ -266,17 +266,16 @@ fn show(cli: &Cli) -> Result<Shown, RunError> {
         let known: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         return Err(RunError::NoDevice { name: name.to_owned(), devices: known.join(", ") });
     }
-    let of_kind = |kind| {
-        let devices = devices.iter().filter(|device| device.kind == kind);
-        let names: Vec<&str> = devices.map(|device| device.name.as_str()).collect();
-        OsString::from(names.join(","))
-    };
-    let named = || std::env::var_os(DEVICES_VARIABLE);
     let devices = match (cli.driver, &cli.devices) {
-        (Some(Driver::Rxe), _) => Some(of_kind(DeviceKind::Roce)),
-        (Some(Driver::Siw), _) => Some(of_kind(DeviceKind::Iwarp)),
-        (None, Some(names)) => Some(names.clone()),
-        (None, None) => named().is_none().then(|| of_kind(DeviceKind::Roce)),
+        // Overrides an inherited variable. Without a name, programs see the RoCE devices, even
+        // those added later.
+        (Some(Driver::Rxe), _) => std::env::var_os(DEVICES_VARIABLE).map(|_| OsString::new()),
+        (Some(Driver::Siw), _) => {
+            let iwarp = devices.iter().filter(|device| device.kind == DeviceKind::Iwarp);
+            let names: Vec<&str> = iwarp.map(|device| device.name.as_str()).collect();
+            Some(OsString::from(names.join(",")))
+        }
+        (None, names) => names.clone(),
     };
     // The preload library compares working directories with this path, so it has no links.
     let tree = tree.map(|tree| std::fs::canonicalize(&tree).unwrap_or(tree));

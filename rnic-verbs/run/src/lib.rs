@@ -17,7 +17,7 @@ pub mod loader;
 pub mod mount;
 mod options;
 mod outlive;
-mod preload;
+pub mod preload;
 mod shell;
 
 pub use cli::{command, main};

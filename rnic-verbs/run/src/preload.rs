@@ -48,14 +48,18 @@ pub fn list_with(libraries: &[PathBuf], list: Option<&OsStr>) -> OsString {
     OsStr::from_bytes(&all.join(&b':')).to_owned()
 }
 
-/// Returns the part of a tree with the files of the only device in a list of devices, or the whole
-/// tree if there are more. `librnic_preload.so` has the same rule.
+/// Returns the part of a tree with the files of the only device in a list of devices, or of the
+/// RoCE devices if there is no list. Returns the whole tree if the list is longer.
+/// `librnic_preload.so` has the same rule.
 pub fn view(tree: &Path, devices: Option<&OsStr>) -> PathBuf {
-    let name = devices.unwrap_or_default().as_bytes().trim_ascii();
-    if name.is_empty() || name[0] == b'.' || name.iter().any(|byte| b",/".contains(byte)) {
+    let names = devices.unwrap_or_default().as_bytes().trim_ascii();
+    if names.is_empty() {
+        return tree.join("views/.roce");
+    }
+    if names[0] == b'.' || names.iter().any(|byte| b",/".contains(byte)) {
         return tree.to_owned();
     }
-    tree.join("views").join(OsStr::from_bytes(name))
+    tree.join("views").join(OsStr::from_bytes(names))
 }
 
 /// Returns AddressSanitizer's options with [`ANY_ORDER`] first. If an option occurs twice, the last
@@ -107,10 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn view_is_for_one_device() {
+    fn view_is_for_one_device_or_the_roce_devices() {
         let of = |names: Option<&str>| view(Path::new("/t"), names.map(OsStr::new));
-        for whole in [None, Some(""), Some("a,b"), Some("../x"), Some("..")] {
-            assert_eq!(of(whole), Path::new("/t"), "{whole:?}");
+        for whole in ["a,b", "../x", ".."] {
+            assert_eq!(of(Some(whole)), Path::new("/t"), "{whole:?}");
+        }
+        for default in [None, Some(""), Some(" ")] {
+            assert_eq!(of(default), Path::new("/t/views/.roce"), "{default:?}");
         }
         assert_eq!(of(Some(" rnicd1 ")), Path::new("/t/views/rnicd1"));
     }

@@ -1,5 +1,5 @@
 //! The devices that a program sees, in order: the RoCE devices, which serve every program, or those
-//! in `RNIC_DEVICES`, a comma-separated list of device names.
+//! in `RNIC_DEVICES`, a comma-separated list of device names, if it is not empty.
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::ptr::{null, null_mut};
@@ -20,7 +20,7 @@ use crate::{log, system};
 /// Returns the devices that the program sees.
 pub(crate) fn visible(device: &Device) -> Result<Vec<Arc<Adapter>>, Errno> {
     let mut adapters = device.adapters()?;
-    Ok(match system::variable(c"RNIC_DEVICES") {
+    Ok(match system::variable(c"RNIC_DEVICES").filter(|names| !names.is_empty()) {
         None => {
             adapters.retain(|adapter| adapter.kind() == DeviceKind::Roce);
             adapters

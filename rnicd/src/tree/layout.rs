@@ -2,7 +2,8 @@
 //!
 //! Each device has a folder below `devices`, with the attributes of a PCI device. `class` contains
 //! links into these folders. Programs resolve `class/infiniband/NAME` and read the attributes of
-//! the device from its parent folders. `views` contains the same links for each device alone.
+//! the device from its parent folders. `views` contains the same links for each device alone, and
+//! for the RoCE devices.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -64,22 +65,26 @@ pub struct Port {
 
 /// Returns all entries except folders.
 pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
-    let mut all = vec![
+    let shared = [
         file("class/infiniband_verbs/abi_version", "6"),
         // The tools of infiniband-diags read this file first.
         file("class/infiniband_mad/abi_version", "5"),
     ];
-    let shared = 0..all.len();
-    for port in &facts.ports {
-        let start = all.len();
-        device(&mut all, port, facts);
-        let own = start..all.len();
-        view::add(&mut all, &port.name, shared.clone(), own);
+    let devices: Vec<Vec<Entry>> = facts.ports.iter().map(|port| device(port, facts)).collect();
+    let mut all = shared.to_vec();
+    for (port, own) in facts.ports.iter().zip(&devices) {
+        all.append(&mut view::of(&port.name, shared.iter().chain(own)));
     }
+    let roce = facts.ports.iter().zip(&devices).filter(|(port, _)| port.roce);
+    let roce = roce.flat_map(|(_, own)| own);
+    all.append(&mut view::of(view::ROCE, shared.iter().chain(roce)));
+    all.extend(devices.into_iter().flatten());
     all
 }
 
-fn device(all: &mut Vec<Entry>, port: &Port, facts: &Facts) {
+/// Returns the entries of one device.
+fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
+    let mut all = Vec::new();
     let name = &port.name;
     let number = port.uverbs;
     let at = format!("devices/rnicd/{name}");
@@ -139,6 +144,7 @@ fn device(all: &mut Vec<Entry>, port: &Port, facts: &Facts) {
         let path = path.to_string_lossy().into_owned();
         all.push(Entry { path, what: Content::File(value) });
     }
+    all
 }
 
 /// Returns the entries that depend on the addresses of a device: its interfaces, and the files of
@@ -217,11 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn view_has_one_device() {
+    fn views_have_one_device_or_the_roce_devices() {
         let all = entries(&Facts { version: "1".to_owned(), image_guid: 1, ports: ports() });
-        let view = all.iter().filter_map(|entry| entry.path.strip_prefix("views/rnicd1/"));
-        let mut view: Vec<&str> = view.collect();
-        view.sort_unstable();
+        let view = |name| {
+            let view = all.iter().filter_map(|entry| entry.path.strip_prefix(name));
+            let mut view: Vec<&str> = view.collect();
+            view.sort_unstable();
+            view
+        };
         let expected = [
             "class/infiniband/rnicd1",
             "class/infiniband_mad/abi_version",
@@ -230,7 +239,8 @@ mod tests {
             "dev/infiniband/uverbs1",
             "devices",
         ];
-        assert_eq!(view, expected);
+        assert_eq!(view("views/rnicd1/"), expected);
+        assert_eq!(view("views/.roce/"), expected);
     }
 
     fn ports() -> Vec<Port> {
@@ -273,6 +283,6 @@ mod tests {
             let folder = format!("{}/", at.join("/"));
             assert!(all.iter().any(|entry| entry.path.starts_with(&folder)), "{path} -> {to}");
         }
-        assert_eq!(links, 2 * 9);
+        assert_eq!(links, 2 * 9 + 4);
     }
 }

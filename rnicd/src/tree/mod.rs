@@ -1,7 +1,7 @@
 //! Folders and files like the kernel's for RDMA devices in `/sys` and `/dev`, for programs that
 //! read them in addition to calling verbs, and for exporters of counters.
 //!
-//! `layout` lists the files, `view` those of one device alone, `counters` the files that change,
+//! `layout` lists the files, `view` those of some devices alone, `counters` the files that change,
 //! and `folder` creates and removes the tree.
 //!
 //! The daemon creates the tree when it starts and removes it when it ends. If a daemon was killed,

@@ -1,20 +1,17 @@
-//! A view of each device, `views/NAME`: the entries of `class` and `dev` that a machine with only
-//! this device would have. The preload library looks there for a program that sees one device.
+//! Views of the tree: the entries of `class` and `dev` that a machine with only some of the devices
+//! would have. `views/NAME` is for one device, `views/.roce` for all RoCE devices. Programs see the
+//! latter unless they select devices. The preload library looks there.
 
 use std::path::Path;
 
 use super::layout::{Content, Entry};
 
-/// Appends the view of a device. `shared` entries are in every view, and `own` in this one only.
-/// Their positions are those in `all`.
-pub(super) fn add(
-    all: &mut Vec<Entry>,
-    device: &str,
-    shared: std::ops::Range<usize>,
-    own: std::ops::Range<usize>,
-) {
-    let below = |folder: &str| format!("views/{device}/{folder}");
-    let entries = all[shared].iter().chain(&all[own]);
+/// Name of the view of all RoCE devices. No device has it: names do not begin with a dot.
+pub(super) const ROCE: &str = ".roce";
+
+/// Returns a view of these entries of the tree.
+pub(super) fn of<'a>(name: &str, entries: impl Iterator<Item = &'a Entry>) -> Vec<Entry> {
+    let below = |folder: &str| format!("views/{name}/{folder}");
     let shown = entries.filter(|entry| {
         let path = Path::new(&entry.path);
         path.starts_with("class") || path.starts_with("dev")
@@ -24,5 +21,5 @@ pub(super) fn add(
     // Target of the relative links in `class`.
     let devices = Content::Link("../../devices".to_owned());
     view.push(Entry { path: below("devices"), what: devices });
-    all.append(&mut view);
+    view
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use rnic_run::mount::{MountError, SOURCE, add_links};
+use rnic_run::preload;
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::SystemError;
@@ -19,7 +20,12 @@ pub const DEV: &str = "/dev/infiniband";
 
 /// Returns the target of the link at [`DEV`].
 pub fn dev_target() -> std::path::PathBuf {
-    Path::new(TREE).join("dev/infiniband")
+    view().join("dev/infiniband")
+}
+
+/// Returns the part of the tree with the RoCE devices.
+fn view() -> std::path::PathBuf {
+    preload::view(Path::new(TREE), None)
 }
 
 /// Returns the record of the mount.
@@ -34,7 +40,7 @@ pub fn show(manifest: &Manifest) -> Result<(), SystemError> {
         return Ok(());
     }
     if !is_mounted() {
-        let shown = add_links(Path::new(CLASS), &Path::new(TREE).join("class"));
+        let shown = add_links(Path::new(CLASS), &view().join("class"));
         shown.map_err(|error| {
             // Some of it may have been done.
             let _ = hide();
