@@ -15,7 +15,7 @@ use rnic_abi::types::{Gid, ListenerId, Time};
 use rnic_core::engine::DatagramPort;
 
 use super::listener::Listener;
-use crate::rate::Buckets;
+use crate::rate::{Buckets, host};
 
 /// State shared by all services.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub(super) struct ServicePort {
     pub(super) listeners: BTreeSet<(PortSpace, u16, ListenerId)>,
     /// Rate of messages to other daemons without a program's decision.
     answers: Buckets<()>,
+    /// Rate of these messages to one host.
+    answers_to_host: Buckets<IpAddr>,
 }
 
 impl Default for ServicePort {
@@ -51,6 +53,7 @@ impl Default for ServicePort {
             undecided: HashMap::new(),
             listeners: BTreeSet::new(),
             answers: Buckets::new(1, Duration::from_secs(1)),
+            answers_to_host: Buckets::new(HOSTS_REMEMBERED, Duration::from_secs(1)),
         }
     }
 }
@@ -129,9 +132,12 @@ impl ServicePort {
     }
 
     /// Returns true if a message without a program's decision may be sent. Those to other daemons
-    /// are rate-limited.
+    /// are rate-limited, so that this daemon amplifies no flood, and a host that floods it takes only
+    /// a part of the answers.
     pub(super) fn may_answer(&mut self, from: IpAddr, to: IpAddr, now: Time) -> bool {
-        self.stays_local(from, to) || self.answers.take((), ANSWERS_PER_SECOND, now)
+        self.stays_local(from, to)
+            || self.answers_to_host.take(host(to), ANSWERS_TO_HOST, now)
+                && self.answers.take((), ANSWERS_PER_SECOND, now)
     }
 
     /// Forgets a request that is decided or withdrawn.
@@ -146,3 +152,7 @@ const FIRST_PORT: u16 = 49_152;
 const LAST_PORT: u16 = u16::MAX;
 /// Maximum messages per second to other daemons without a program's decision.
 const ANSWERS_PER_SECOND: u32 = 1000;
+/// Maximum messages per second of these to one host.
+const ANSWERS_TO_HOST: u32 = 200;
+/// Number of hosts whose rate is known.
+const HOSTS_REMEMBERED: usize = 1024;

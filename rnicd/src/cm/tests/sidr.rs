@@ -365,6 +365,17 @@ fn unserved_requests_get_rate_limited_replies() {
         }
     }
     assert_eq!(answers, 1000);
+    // One host takes a part of the answers.
+    b.pass(Duration::from_secs(2));
+    let mut answers_to = |from: &str, requests: u64| {
+        let answered = |n: &u64| {
+            b.take(&played(from, B, *n));
+            b.cm.poll_event().is_some()
+        };
+        (0..requests).filter(answered).count()
+    };
+    assert_eq!(answers_to("203.0.113.1", 5000), 200);
+    assert_eq!(answers_to("203.0.113.2", 20), 20);
     // A request with a forged address gets no reply.
     b.pass(Duration::from_secs(2));
     let (_, to, mad) = played("198.51.100.1", B, 1);
