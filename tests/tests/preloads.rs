@@ -239,6 +239,19 @@ fn script_with_its_own_library_path_gets_ours() {
 
 /// Every program that a shell starts maps the real libraries.
 #[test]
+fn nested_rnic_run_shows_the_same_files() {
+    let place = Place::new();
+    let nested = place.command(&[]).arg(built::program("rnic-run")).args(PRINT_TREE).output();
+    let nested = nested.unwrap();
+    let direct = place.command(&[]).args(PRINT_TREE).output().unwrap();
+    assert!(direct.stdout.starts_with(b"/") && direct.stdout.ends_with(b"\nrnicd1\n"));
+    assert_eq!(said(&nested), said(&direct));
+}
+
+/// Prints the folder of the device files, and the devices in it.
+const PRINT_TREE: [&str; 3] = ["sh", "-c", "echo $RNIC_TREE; ls /sys/class/infiniband"];
+
+#[test]
 fn libraries_do_nothing_when_loaded() {
     let daemon = Daemon::start("");
     let place = Place::new();

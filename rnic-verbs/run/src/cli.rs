@@ -2,12 +2,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::{CommandFactory, Parser};
 use rnic_client::{DeviceKind, DeviceRow, Profile};
+use rustix::fs::{Mode, OFlags};
 
 use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon};
@@ -255,6 +258,16 @@ struct Shown {
     devices: Option<OsString>,
 }
 
+/// Returns the path of a folder without links. `realpath(3)` would return `/sys` for the tree if
+/// another `rnic-run` has preloaded the library, so this calls no function of the C library.
+fn canonical(folder: &Path) -> io::Result<PathBuf> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(folder, flags, Mode::empty())?;
+    let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    let path = rustix::fs::readlink(link, Vec::new())?;
+    Ok(OsString::from_vec(path.into_bytes()).into())
+}
+
 /// Ensures that a daemon serves this user and has the devices of `--devices`. Returns the
 /// devices of the program.
 fn show(cli: &Cli) -> Result<Shown, RunError> {
@@ -278,7 +291,7 @@ fn show(cli: &Cli) -> Result<Shown, RunError> {
         (None, names) => names.clone(),
     };
     // The preload library compares working directories with this path, so it has no links.
-    let tree = tree.map(|tree| std::fs::canonicalize(&tree).unwrap_or(tree));
+    let tree = tree.map(|tree| canonical(&tree).unwrap_or(tree));
     Ok(Shown { tree, devices })
 }
 
