@@ -9,8 +9,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rnic_abi::shm::peer::peer_credentials;
 use rnic_abi::shm::secure;
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{geteuid, getuid};
 
 use crate::paths::SERVICE_FOLDER;
@@ -28,7 +28,7 @@ struct Accepted {
 /// Refuses a connected socket unless its listener runs as root, as this process's own user, or as
 /// the owner of `/run/rnicd`. `path` is the path that was used to connect.
 pub(crate) fn check(socket: impl AsFd, path: &Path) -> io::Result<()> {
-    let daemon = socket_peercred(socket)?.uid.as_raw();
+    let daemon = peer_credentials(socket.as_fd())?.uid;
     Accepted::by_this_process().at(path).check(daemon)
 }
 

@@ -121,6 +121,23 @@ fn daemons_of_other_users_are_refused_by_uid() {
     stage.ends();
 }
 
+/// As in a container: the kernel has no number for the daemon there.
+#[test]
+fn daemon_outside_the_pid_namespace_is_checked() {
+    let Some(stage) = Stage::new() else { return };
+    let asks = |user| {
+        let inner = stage.asks(user);
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]).arg(inner.get_program());
+        command.args(inner.get_args()).env("RNIC_SOCKET", stage.at("run/rnicd.sock"));
+        command
+    };
+    is_served(asks(OWNER));
+    let said = is_refused(asks(OTHER));
+    assert!(said.contains(&format!("runs as user {OWNER}")), "{said}");
+    stage.ends();
+}
+
 #[test]
 fn runtime_dir_of_the_previous_user_is_skipped() {
     let Some(stage) = Stage::new() else { return };

@@ -33,6 +33,7 @@ pub mod own;
 pub mod owner;
 pub mod parker;
 mod past_caches;
+pub mod peer;
 mod program;
 pub mod queue;
 pub mod secure;

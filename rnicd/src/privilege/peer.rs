@@ -4,6 +4,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rnic_abi::shm::peer::{PeerCredentials, peer_credentials};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Network;
@@ -30,9 +31,9 @@ pub struct Peer {
 impl Peer {
     /// Returns the process that has connected `socket`.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let libc::ucred { pid, uid, gid } = peer_credentials(socket)?;
+        let PeerCredentials { pid, uid, gid } = peer_credentials(socket)?;
         // `None` for a process that has no pid in the daemon's namespace.
-        let visible = Pid::from_raw(pid.max(0));
+        let visible = Pid::from_raw(pid);
         let process = match (peer_pidfd(socket), visible) {
             (Ok(process), _) => process,
             // Kernels before 6.5. The pid may have been reused since connect, but only if the
@@ -49,7 +50,7 @@ impl Peer {
         let groups = peer_groups(socket, gid)?;
         let command = visible.map(command).unwrap_or_default();
         let network = Network::of(socket).ok();
-        Ok(Peer { pid: pid.max(0), uid, gid, groups, command, network, process })
+        Ok(Peer { pid, uid, gid, groups, command, network, process })
     }
 
     /// Returns true if the process has exited.
@@ -59,28 +60,6 @@ impl Peer {
         let process = self.process.as_fd();
         poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0)
     }
-}
-
-/// Returns `SO_PEERCRED`. The pid is 0 if the process is in a pid namespace outside the daemon's.
-fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
-    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: getsockopt writes at most `len` bytes to `credentials`, a live local of exactly that
-    // size, for which every bit pattern is valid. `len` is initialised to its size, and both
-    // outlive the call. The socket is borrowed, so its descriptor is open.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut len,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(credentials)
 }
 
 /// Returns `SO_PEERPIDFD`, a pidfd of the process that connected, even if its pid was reused.
