@@ -14,10 +14,11 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon};
-use crate::libraries::{self, LibrariesError, PATH_VARIABLE};
+use crate::environment::{DEVICES_VARIABLE, Environment};
+use crate::libraries::{self, LibrariesError};
 use crate::mount::{self, MountError};
 use crate::options;
-use crate::preload::{self, LIST_VARIABLE, SANITIZER_VARIABLE, TREE_VARIABLE};
+use crate::preload;
 use crate::shell::quote;
 
 /// Run a libibverbs or librdmacm program on rnicd's RDMA devices.
@@ -192,7 +193,7 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
         mount::show(&tree, &preload::view(&tree, devices))?;
     }
     let mut command = Command::new(program);
-    command.args(arguments).envs(environment(&folder, shown));
+    command.args(arguments).envs(environment(&folder, shown, None));
     let error = command.exec();
     let program = PathBuf::from(program);
     Err(match error.kind() {
@@ -203,20 +204,15 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
 }
 
 /// Returns the environment through which a program finds libraries and devices.
-fn environment(folder: &Path, shown: Shown) -> Vec<(&'static str, OsString)> {
+fn environment(
+    folder: &Path,
+    shown: Shown,
+    socket: Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
     let Shown { tree, devices } = shown;
-    let has = |name: &str| std::env::var_os(name);
-    let mut all =
-        vec![(PATH_VARIABLE, libraries::path_with(folder, has(PATH_VARIABLE).as_deref()))];
-    if let Some(libraries) = preload::libraries(folder) {
-        let list = preload::list_with(&libraries, has(LIST_VARIABLE).as_deref());
-        let options = preload::sanitizer_options(has(SANITIZER_VARIABLE).as_deref());
-        all.extend([(LIST_VARIABLE, list), (SANITIZER_VARIABLE, options)]);
-    }
-    // Without the variable, the preload library would show the files of the system's daemon.
-    all.push((TREE_VARIABLE, tree.map_or_else(OsString::new, OsString::from)));
-    all.extend(devices.map(|names| (DEVICES_VARIABLE, names)));
-    all
+    let environment =
+        Environment { libraries: folder, libraries_in_program: folder, socket, tree, devices };
+    environment.variables(|name| std::env::var_os(name))
 }
 
 /// Prints the environment in which programs find the libraries and the daemon.
@@ -230,9 +226,8 @@ fn print_env(cli: &Cli) -> Result<(), RunError> {
         let line: OsString = line.into_iter().collect();
         out.write_all(line.as_encoded_bytes()).and_then(|()| out.write_all(b";\n"))
     };
-    let all = environment(&folder, shown);
-    let mut all = all.into_iter().chain(socket.map(|socket| (SOCKET_VARIABLE, socket)));
-    let printed = all.try_for_each(|(name, value)| export(name, &value));
+    let all = environment(&folder, shown, socket);
+    let printed = all.iter().try_for_each(|(name, value)| export(name, value));
     printed.map_err(|error| RunError::System { what: "cannot write to standard output", error })
 }
 
@@ -394,8 +389,6 @@ fn duration(text: &str) -> Result<String, String> {
     }
 }
 
-/// Environment variable with the devices for the libraries.
-const DEVICES_VARIABLE: &str = "RNIC_DEVICES";
 /// Exit status for a failure of this program itself.
 const FAILED: u8 = 125;
 

@@ -24,14 +24,16 @@ pub const SANITIZER_VARIABLE: &str = "ASAN_OPTIONS";
 /// are still called, because this library passes its calls on to the next library.
 const ANY_ORDER: &str = "verify_asan_link_order=0";
 
-/// Returns the libraries in order, without those that do not exist. Returns `None` if their paths
-/// cannot be in `LD_PRELOAD`, whose entries are separated by colons and white space.
-pub fn libraries(folder: &Path) -> Option<Vec<PathBuf>> {
-    if folder.as_os_str().as_bytes().iter().any(is_separator) {
+/// Returns the libraries in order, without those that do not exist in `folder`, as paths below
+/// `place`, where the program finds this directory. Returns `None` if these paths cannot be in
+/// `LD_PRELOAD`, whose entries are separated by colons and white space.
+pub fn libraries(folder: &Path, place: &Path) -> Option<Vec<PathBuf>> {
+    if place.as_os_str().as_bytes().iter().any(is_separator) {
         return None;
     }
     let names = [LIBRARY].into_iter().chain(SONAMES);
-    Some(names.map(|name| folder.join(name)).filter(|path| path.exists()).collect())
+    let names = names.filter(|name| folder.join(name).exists());
+    Some(names.map(|name| place.join(name)).collect())
 }
 
 fn is_separator(byte: &u8) -> bool {
@@ -101,12 +103,12 @@ mod tests {
             let folder = parent.path().join(name);
             std::fs::create_dir(&folder).unwrap_or_else(|e| panic!("{e}"));
             let none = has.then(Vec::new);
-            assert_eq!(libraries(&folder), none, "{name}");
+            assert_eq!(libraries(&folder, &folder), none, "{name}");
             for library in ["librdmacm.so.1", LIBRARY] {
                 std::fs::write(folder.join(library), "").unwrap_or_else(|e| panic!("{e}"));
             }
             let all = [LIBRARY, "librdmacm.so.1"].map(|library| folder.join(library));
-            assert_eq!(libraries(&folder), has.then(|| all.to_vec()), "{name}");
+            assert_eq!(libraries(&folder, &folder), has.then(|| all.to_vec()), "{name}");
         }
     }
 

@@ -129,7 +129,7 @@ fn libraries(question: &CheckOptions<'_>, report: &mut Report) -> Option<OwnLibr
         [Ok(verbs), Ok(cm)] => {
             let words = format!("{} has {}", folder.display(), SONAMES.join(" and "));
             report.add(Kind::Fine, about, words);
-            let preloaded = preload::libraries(&folder);
+            let preloaded = preload::libraries(&folder, &folder);
             if preloaded.is_none() {
                 let words = format!(
                     "{} contains white space, which LD_PRELOAD does not permit: programs find \
