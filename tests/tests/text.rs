@@ -22,7 +22,7 @@ const QUOTES: [&str; 2] =
     ["tests/conformance/requirements.toml", "rnic-core/src/engine/tests/messages.rs"];
 
 /// Parts of the repository in which [`PHRASES`] are counted separately.
-const PARTS: [&[&str]; 10] = [
+const PARTS: [&[&str]; 11] = [
     &["rnic-abi"],
     &["rnic-core"],
     &["rnicd"],
@@ -31,6 +31,7 @@ const PARTS: [&[&str]; 10] = [
     &["rnic-tools", "bench"],
     &["tests"],
     &["fuzz"],
+    &["deploy"],
     &["config"],
     &["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs"],
 ];

@@ -53,7 +53,7 @@ pub struct DevicePluginOptions {
     pub get_preferred_allocation_available: bool,
 }
 
-/// All devices of the resource. Each response of the stream replaces the one before.
+/// All devices of the resource. Each response of the stream replaces the previous list.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListAndWatchResponse {
     /// The devices.

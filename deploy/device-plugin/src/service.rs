@@ -46,7 +46,8 @@ impl Service {
     }
 
     fn is_known(&self, id: &str) -> bool {
-        (0..self.shares).any(|share| Self::id(share) == id)
+        let number = id.rsplit('-').next().and_then(|number| number.parse().ok());
+        number.is_some_and(|share: u16| share < self.shares && Self::id(share) == id)
     }
 
     /// Returns the additions to one container.
@@ -116,7 +117,7 @@ impl DevicePlugin for Service {
         let responses: Result<Vec<_>, Status> =
             containers.iter().map(|container| self.container(container)).collect();
         match &responses {
-            Ok(_) => log(&format!("allocated to {} containers", containers.len())),
+            Ok(_) => log("allocated the device"),
             Err(error) => log(&format!("refused an allocation: {}", error.message())),
         }
         Ok(Response::new(AllocateResponse { container_responses: responses? }))

@@ -1,7 +1,7 @@
 //! Unmodified programs in two pods, on one node and on two.
 //!
-//! A pod has a root file system and namespaces of its own (mount, pid, net, ipc, uts), and what
-//! `Allocate` adds. Its program runs as uid 1000 without capabilities. The daemon of a node runs as
+//! A pod has a root file system, namespaces of its own (mount, pid, net, ipc, uts), and the mounts
+//! and variables of `Allocate`. Its program runs as uid 1000 without capabilities. The daemon of a node runs as
 //! uid 990 without capabilities, with the configuration of `deploy/rnicd.yaml`, in the node's
 //! network namespace.
 
@@ -179,7 +179,7 @@ fn can_run() -> bool {
     probe.args(["--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "sh", "-ec"]);
     probe.args(["ip link add x type veth; ip link add y type bridge; mount -t tmpfs none /mnt"]);
     let missing = match probe.output() {
-        Ok(output) if output.status.success() => match Command::new("ib_write_bw").output() {
+        Ok(output) if output.status.success() => match Command::new("ib_write_bw").arg("--version").output() {
             Ok(_) => return true,
             Err(error) => format!("ib_write_bw (Debian package perftest): {error}"),
         },
@@ -199,13 +199,13 @@ fn switch() -> Network {
     switch
 }
 
-/// Runs `ib_write_bw` in two pods.
-fn exchange(server: &Pod, client: &Pod, address: &str) {
-    let mut running = server.start(&["ib_write_bw"]);
+/// Runs a server in one pod, and a client in the other until it succeeds. Returns their output.
+fn exchange(server: (&Pod, &[&str]), client: (&Pod, &[&str])) -> [String; 2] {
+    let mut running = server.0.start(server.1);
     let deadline = Instant::now() + DEADLINE;
     // Its output is buffered until it ends, so only a client can determine whether it listens.
     let text = loop {
-        let (succeeded, text) = client.run(&["ib_write_bw", address]);
+        let (succeeded, text) = client.0.run(client.1);
         if succeeded {
             break text;
         }
@@ -214,7 +214,12 @@ fn exchange(server: &Pod, client: &Pod, address: &str) {
     };
     let (status, served) = running.finish();
     assert!(status.success(), "{served}");
-    for text in [text, served] {
+    [served, text]
+}
+
+/// Runs `ib_write_bw` in two pods. They exchange QP numbers over the network of the pods.
+fn write(server: &Pod, client: &Pod, address: &str) {
+    for text in exchange((server, &["ib_write_bw"]), (client, &["ib_write_bw", address])) {
         assert!(text.contains("Device         : rnicd1"), "{text}");
         assert!(
             text.lines().any(|line| line.trim_start().starts_with("65536      5000")),
@@ -243,8 +248,18 @@ async fn pods_of_one_node_use_the_device() {
     assert!(text.contains("rnicd.sock.tree") && text.contains("uverbs"), "{text}");
     let (succeeded, text) = client.run(&["ibv_devinfo", "-d", "rnicd1"]);
     assert!(succeeded && text.contains("PORT_ACTIVE"), "{text}");
-    exchange(&server, &client, "10.78.0.11");
+    write(&server, &client, "10.78.0.11");
     has_moved(&node, 2 * BYTES);
+    // The addresses of rdma_cm are those of the node.
+    let ping = ["rping", "-v", "-C", "3", "-a", "10.78.0.1"];
+    let of = |side| [&ping[..], &[side]].concat();
+    let [_, text] = exchange((&server, &of("-s")), (&client, &of("-c")));
+    assert_eq!(text.matches("ping data: rdma-ping-").count(), 3, "{text}");
+    let (succeeded, text) = server.run(&["rping", "-s"]);
+    assert!(
+        !succeeded && text.contains("not allowed by user.host_loopback: bind 0.0.0.0"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -256,7 +271,11 @@ async fn pods_of_two_nodes_use_the_device() {
     let nodes = [Node::new(&switch, 1), Node::new(&switch, 2)];
     let server = Pod::new(&switch, &nodes[0], 11).await;
     let client = Pod::new(&switch, &nodes[1], 12).await;
-    exchange(&server, &client, "10.78.0.11");
+    write(&server, &client, "10.78.0.11");
+    let ping = ["rping", "-v", "-C", "3", "-a", "10.78.0.1"];
+    let of = |side| [&ping[..], &[side]].concat();
+    let [_, text] = exchange((&server, &of("-s")), (&client, &of("-c")));
+    assert_eq!(text.matches("ping data: rdma-ping-").count(), 3, "{text}");
     nodes.iter().for_each(|node| has_moved(node, BYTES));
 }
 

@@ -4,10 +4,10 @@
 //! `librdmacm.so.1` first in the dynamic loader's path ([`libraries`]). It ensures that a daemon
 //! serves this user ([`daemon`], `outlive`). It shows the daemon's devices in `/sys` and `/dev`, by
 //! a preloaded library (`preload`) or by mounts (`mount`). Then it executes the program in its own
-//! process, with the variables of [`environment`]. [`check`] predicts whether the program will work:
-//! it simulates the loader ([`loader`]) on the contents of the files ([`elf`]). This crate does not
-//! use verbs. It queries only the daemon's status and device; all other communication is between
-//! the libraries and the daemon.
+//! process, with the variables of [`environment`]. [`check`] predicts whether the program will
+//! work: it simulates the loader ([`loader`]) on the contents of the files ([`elf`]). This crate
+//! does not use verbs. It queries only the daemon's status and device; all other communication is
+//! between the libraries and the daemon.
 
 pub mod check;
 mod cli;
