@@ -1,8 +1,9 @@
 //! Gives pods of a Kubernetes cluster the RDMA devices of rnicd.
 //!
 //! [`plugin`] serves the kubelet of a node and registers with it. [`service`] lists shares of the
-//! device, which are healthy while [`daemon`] serves programs, and [`allocation`] makes the
-//! mounts and variables of a container. [`api`] is the protocol of the kubelet, [`options`] the command line.
+//! device, which are healthy while [`daemon`] serves programs, and [`allocation`] makes the mounts
+//! and variables of a container. [`api`] is the protocol of the kubelet, [`options`] the command
+//! line.
 
 pub mod allocation;
 pub mod api;

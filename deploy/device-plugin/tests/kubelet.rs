@@ -85,6 +85,11 @@ async fn health_follows_the_daemon() {
     let (_, mut client) = kubelet.plugin().await;
     let mut stream = within(client.list_and_watch(Empty {})).await.unwrap().into_inner();
     until(&mut stream, HEALTHY).await;
+    // A stopped daemon does not answer.
+    daemon.process.signal("STOP");
+    until(&mut stream, UNHEALTHY).await;
+    daemon.process.signal("CONT");
+    until(&mut stream, HEALTHY).await;
     let (folder, config) = daemon.ends();
     until(&mut stream, UNHEALTHY).await;
     let error = allocate(&mut client, &[&["rnicd-0"]]).await.unwrap_err();

@@ -9,7 +9,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc as lines;
 use std::time::{Duration, Instant};
 
-use rnic_client::Context;
 use rnic_device_plugin::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, DevicePluginClient, Empty,
     KUBELET_SOCKET, ListAndWatchResponse, RegisterRequest, Registration, RegistrationServer,
@@ -99,10 +98,14 @@ impl Process {
         }
     }
 
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
     /// Sends `SIGTERM` and returns the exit status.
     pub fn terminate(mut self) -> ExitStatus {
-        let sent = Command::new("kill").arg(self.id().to_string()).status().unwrap();
-        assert!(sent.success());
+        self.signal("TERM");
         self.child.wait().unwrap()
     }
 
@@ -172,10 +175,6 @@ impl Daemon {
         assert!(self.process.terminate().success());
         let config = std::fs::read_to_string(self.folder.path().join("rnicd.toml")).unwrap();
         (self.folder, config)
-    }
-
-    pub fn status(&self) -> rnic_client::StatusInfo {
-        Context::open_at(&self.socket).unwrap().status().unwrap()
     }
 }
 
