@@ -497,6 +497,50 @@ static void ignored(void)
     unmake(&e);
 }
 
+// SGEs at addresses that are not a multiple of 8, as in a packed structure.
+static void packed_sges(void)
+{
+    struct end a, b;
+    pair(&a, &b);
+    struct ibv_qp *by_calls = extended(&a, IBV_QPT_RC, IBV_QP_EX_WITH_SEND);
+    MUST(by_calls && ibv_destroy_qp(a.qp) == 0);
+    a.qp = by_calls;
+    wire(&a, &b);
+    MUST(moved(&b, IBV_QPS_RESET, 0, NULL) == 0);
+    wire(&b, &a);
+    _Alignas(8) char room[2 * sizeof(struct ibv_sge) + 4];
+    struct ibv_sge *packed = (void *)(room + 4);
+    for (int call = 0; call < 2; call++) {
+        struct ibv_sge into[] = {{(uintptr_t)b.bytes, 1, b.mr->lkey},
+                                 {(uintptr_t)b.bytes + 8, 1, b.mr->lkey}};
+        memcpy(packed, into, sizeof into);
+        struct ibv_recv_wr receive = {.wr_id = 2, .sg_list = packed, .num_sge = 2}, *bad;
+        MUST(ibv_post_recv(b.qp, &receive, &bad) == 0);
+        struct ibv_sge from[] = {{(uintptr_t)a.bytes, 1, a.mr->lkey},
+                                 {(uintptr_t)a.bytes + 1, 1, a.mr->lkey}};
+        memcpy(packed, from, sizeof from);
+        memcpy(a.bytes, call ? "cd" : "ab", 2);
+        if (call) {
+            struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(a.qp);
+            ibv_wr_start(ex);
+            ex->wr_id = 1;
+            ex->wr_flags = IBV_SEND_SIGNALED;
+            ibv_wr_send(ex);
+            ibv_wr_set_sge_list(ex, 2, packed);
+            MUST(ibv_wr_complete(ex) == 0);
+        } else {
+            struct ibv_send_wr wr = request(IBV_WR_SEND, packed, &b);
+            wr.num_sge = 2;
+            post(&a, &wr);
+        }
+        completes(&a, 1, IBV_WC_SUCCESS);
+        completes(&b, 2, IBV_WC_SUCCESS);
+        MUST(b.bytes[0] == a.bytes[0] && b.bytes[8] == a.bytes[1]);
+    }
+    unmake(&a);
+    unmake(&b);
+}
+
 // Deregistered memory can be moved and grown, and registered again at its new address.
 static void moved_memory(void)
 {
@@ -960,6 +1004,7 @@ int main(int count, char **arguments)
         {"sqe", send_queue_error, 1}, {"refused-iwarp", refused_iwarp, 0},
         {"unsignaled", unsignaled, 1}, {"overrun", overrun, 1}, {"ignored", ignored, 1},
         {"flush-in-error", flush_in_error, 1}, {"moved-memory", moved_memory, 1},
+        {"packed-sges", packed_sges, 1},
     };
     MUST(count == 2);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)

@@ -112,3 +112,8 @@ fn ignored_capacities_are_ignored() {
 fn deregistered_memory_can_be_moved() {
     run("moved-memory");
 }
+
+#[test]
+fn sges_need_not_be_aligned() {
+    run("packed-sges");
+}

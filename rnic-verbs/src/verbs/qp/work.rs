@@ -45,8 +45,10 @@ impl SgeList {
             .ok_or_else(|| invalid!("num_sge {count}: must be 0 to {MAX_SGE}"))?;
         let mut elements = ArrayVec::new();
         for n in 0..count {
-            // SAFETY: the caller guarantees that there are `count` SGEs.
-            let c::ibv_sge { addr, length, lkey } = unsafe { *list.add(n) };
+            // SAFETY: the caller guarantees that there are `count` SGEs. They need not be aligned:
+            // libiscsi has them in a packed structure.
+            let element = unsafe { list.add(n).read_unaligned() };
+            let c::ibv_sge { addr, length, lkey } = element;
             elements.push(Sge { addr, length, lkey });
         }
         Ok(SgeList(elements))
