@@ -199,6 +199,34 @@ Entered by hand: the wheels come from PyPI, and are not part of the tests.
 | nixl-cu12 1.5.1 | `libibverbs-1de1263b.so.1.14.48.0`, beside UCX and libmlx5 | two agents, a write of host memory by UCX (`UCX_TLS=rc,ud`) on `rnicd1` | pass; without `rnic-run` there is no device |
 | mooncake-transfer-engine 0.3.13 | none: it needs the system's `libibverbs.so.1` | two engines with `rdma`, a write of host memory on `rnicd1`, with a stub for the driver of graphics cards | pass |
 
+## Storage, virtual machines and Java
+
+Run by hand on 2026-11-27 on `rnicd1`, with a debug build, as a plain user. *One daemon*: all
+processes use one daemon. *Two hosts*: two network namespaces with a daemon each. Debian 12 has the
+programs unless stated otherwise.
+
+| program | test | one daemon | two hosts |
+| --- | --- | --- | --- |
+| Ceph 16.2.15, `ms_type = async+rdma`, `ms_async_rdma_cm = false` | a monitor, a manager and two OSDs (the second OSD and the client on the second host; `memstore` with one daemon, `bluestore` on two hosts), `rados bench` write, `seq` and `rand`, `rados put` and `get` of 20 MB with equal hashes | pass | pass |
+| the same, `ms_async_rdma_cm = true` and `ms_async_rdma_type = iwarp` (rdma_cm) | the same | pass | pass |
+| the same, either mode | OSD killed during `rados bench` and started again: the monitor notices, an object written before is read back unchanged (`mon_osd_min_down_reporters = 1`, `memstore`) | not run | pass. With rdma_cm, the remaining OSD was full before the bench of 45 s ended; one of 20 s ended in order |
+| the same, `ms_async_rdma_cm = true` with `ms_async_rdma_type = ib` | `ceph -s` | fails: without `iwarp`, Ceph registers a descriptor of -1 and aborts | not run |
+| QEMU 7.2.22, TCG, `migrate rdma:...`, with and without `rdma-pin-all` | a guest that fills 16 MiB with a pattern, writes to 4 MiB all the time and checks the pattern: memory right, the guest runs on (64 MiB; also 512 MiB with `rdma-pin-all` on two hosts) | pass | pass |
+| the same, 64 MiB, limited to 20 MB/s | the destination is killed: the migration fails, the source runs on | pass, without `rdma-pin-all` | pass |
+| the same, without `rdma-pin-all` | `migrate_cancel`: the source runs on; a port without a listener: refused | not run | pass |
+| the same | `postcopy-ram` | fails: the kernel refuses `userfaultfd` to plain users | fails: the same |
+| tgt 1.0.85 (`tgtd --iser port=3260,pool_sz_mb=128`, iSCSI on TCP port 3260 too) with `iscsi-inq`, `iscsi-readcapacity16` and `iscsi-perf` of libiscsi 1.19.0 | inquiry, capacity and reads by `iser://` URLs. tgt 1.0.85 accepts an initiator only if both its address (`-I`) and its name (`-Q`) are bound | pass | pass |
+| the same with `iscsi-dd` of libiscsi's source, commit 65ebd14 | 128 MiB from one LUN to another, files compared. Changed: it must call `iscsi_service` only for a descriptor with events. With `-6`, all bytes; without, it omits the last block | pass | pass; the last block was not compared |
+| the same with `iscsi-test-cu`, each test on its own, `MALLOC_PERTURB_=255` | 230 tests: 194 passed. On two hosts, 42 of them: 38 passed | 36 fail. 12 of them fail over TCP too. 16 crash (five examined: within libiscsi), and so does the second connection of a process unless new memory is zero. The others: residuals, reservations after a logout, and sequence numbers over iSER; causes were not examined further | 4 fail |
+| the same with `iscsi-ls` | | fails: it does not accept `iser://` | the same |
+| DiSNI, commit 92b5233, built with `javac` and Debian's jars, OpenJDK 17 | `VerbsServer`, `SendRecvServer` and their clients | pass | pass |
+| the same | `ReadServer`, `ReadClient` | 6 of 7 runs: the client disconnects without waiting for its last Send to complete ([limits.md](limits.md)) | 7 of 7 runs |
+| the same | benchmark `ReadServer`, `ReadClient`, `-s 4096 -k 2000` | pass | pass |
+| the same | benchmark `SendRecvServer`, `SendRecvClient`, `-s 4096 -k 2000` | the client passes. The server never ends: it waits for receives that no message takes | the client passes with `-q 2000`. With the default of 64 it hangs; the likely cause is that it expects a Send to complete before the answer arrives ([limits.md](limits.md), \"order of completions\") |
+| fabtests of libfabric 1.17.0's source with Debian's libfabric 1.17.0, `-p verbs` | `fi_msg_pingpong -v`, `fi_msg_bw -v`, `fi_rma_bw -e msg` with `write`, `read` and `writedata`, `fi_msg_epoll`, `fi_cm_data`, `fi_bw -e msg` | pass, and `fi_msg_sockets` | pass |
+| the same, `-p \"verbs;ofi_rxm\"` | `fi_rdm_pingpong -v`, `fi_rdm_tagged_pingpong -v`, `fi_rdm_tagged_bw -v`, `fi_rma_bw -e rdm` with `write` and `read`, `fi_rdm_atomic -o all`, `fi_rdm_multi_client`; on two hosts also `fi_multi_recv` | pass | pass |
+| the same | `fi_shared_ctx -e msg` (verbs), `fi_rdm_shared_av` (rxm) | fails: `fi_getinfo` finds no provider with these capabilities; not examined further | the same |
+
 ## Suites of other projects
 
 Projects whose CI runs on the kernel's rxe, run by hand on 2026-11-27, over the direct path and over
