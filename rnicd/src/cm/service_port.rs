@@ -132,8 +132,8 @@ impl ServicePort {
     }
 
     /// Returns true if a message without a program's decision may be sent. Those to other daemons
-    /// are rate-limited, so that this daemon amplifies no flood, and a host that floods it takes only
-    /// a part of the answers.
+    /// are rate-limited, so that this daemon amplifies no flood, and a host that floods it takes
+    /// only a part of the answers.
     pub(super) fn may_answer(&mut self, from: IpAddr, to: IpAddr, now: Time) -> bool {
         self.stays_local(from, to)
             || self.answers_to_host.take(host(to), ANSWERS_TO_HOST, now)
