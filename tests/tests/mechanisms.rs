@@ -1,6 +1,7 @@
 //! Mechanisms that a naive implementation lacks: few system calls per post, a direct path without
 //! sockets, revocation that blocks all later access, and events that are never lost.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -69,7 +70,8 @@ fn busy_batch_skips_most_doorbells() {
     }
 }
 
-/// Returns the number of established TCP sockets of this machine between two IPv4 addresses.
+/// Returns the number of established TCP sockets of this machine between two IPv4 addresses. The
+/// kernel may list a socket twice if others come and go while the table is read.
 fn sockets_between(ends: AddressPair) -> usize {
     let entry = |end: SocketAddr| {
         let IpAddr::V4(ip) = end.ip() else { panic!("{end} is not an IPv4 address") };
@@ -77,12 +79,15 @@ fn sockets_between(ends: AddressPair) -> usize {
     };
     let ends = [entry(ends.local), entry(ends.peer)];
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    let is_one = |line: &&str| {
-        let fields: Vec<&str> = line.split_whitespace().skip(1).take(3).collect();
-        let [local, peer, state] = fields[..] else { return false };
-        state == "01" && ends.iter().all(|end| [local, peer].contains(&&**end))
-    };
-    table.lines().filter(is_one).count()
+    let found: BTreeSet<_> = table
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().skip(1).take(3).collect();
+            let [local, peer, "01"] = fields[..] else { return None };
+            ends.iter().all(|end| [local, peer].contains(&&**end)).then_some((local, peer))
+        })
+        .collect();
+    found.len()
 }
 
 #[test]

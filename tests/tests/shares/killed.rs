@@ -4,14 +4,13 @@ use rnic_client::{Completion, CompletionStatus, QpOptions, QpType, SendRequest};
 use rnic_tests::client::READ_WRITE;
 use rnic_tests::mortal::{HASTY, LENT, RECEIVE, offered, wire};
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, engine};
+use rnic_tests::{Client, DEADLINE, Daemon, engine, ports};
 
 /// Number of outstanding requests.
 const UNDER_WAY: usize = 24;
 
 fn survivors_see_no_blame(loopback: &str) {
-    // Address and port are not used by any other test.
-    let port = 4850 + u32::from(loopback == "tcp");
+    let port = ports::unused_port();
     let config = format!(
         "{}[control]\nmode = \"0666\"\n[device]\naddresses = [\"127.0.77.2\"]\n\
          [wired]\nport = {port}\n",
