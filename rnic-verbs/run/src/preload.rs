@@ -64,7 +64,7 @@ pub fn view(tree: &Path, devices: Option<&OsStr>) -> PathBuf {
     tree.join("views").join(OsStr::from_bytes(names))
 }
 
-/// Returns AddressSanitizer's options with [`ANY_ORDER`] first. If an option occurs twice, the last
+/// Returns AddressSanitizer's options with `ANY_ORDER` first. If an option occurs twice, the last
 /// one applies, so the user's options win.
 pub fn sanitizer_options(options: Option<&OsStr>) -> OsString {
     let mut with = OsString::from(ANY_ORDER);
