@@ -232,6 +232,13 @@ fn write(server: &Pod, client: &Pod, address: &str) {
     }
 }
 
+/// Runs `rping` in two pods. The server is on node 1: the addresses of rdma_cm are those of nodes.
+fn ping(server: &Pod, client: &Pod) {
+    let words = |side| ["rping", "-v", "-C", "3", "-a", "10.78.0.1", side];
+    let [_, text] = exchange((server, &words("-s")), (client, &words("-c")));
+    assert_eq!(text.matches("ping data: rdma-ping-").count(), 3, "{text}");
+}
+
 #[tokio::test]
 async fn pods_of_one_node_use_the_device() {
     if !can_run() {
@@ -254,11 +261,7 @@ async fn pods_of_one_node_use_the_device() {
     assert!(succeeded && text.contains("PORT_ACTIVE"), "{text}");
     write(&server, &client, "10.78.0.11");
     has_moved(&node, 2 * BYTES);
-    // The addresses of rdma_cm are those of the node.
-    let ping = ["rping", "-v", "-C", "3", "-a", "10.78.0.1"];
-    let of = |side| [&ping[..], &[side]].concat();
-    let [_, text] = exchange((&server, &of("-s")), (&client, &of("-c")));
-    assert_eq!(text.matches("ping data: rdma-ping-").count(), 3, "{text}");
+    ping(&server, &client);
     let (succeeded, text) = server.run(&["rping", "-s"]);
     assert!(
         !succeeded && text.contains("not allowed by user.host_loopback: bind 0.0.0.0"),
@@ -276,10 +279,7 @@ async fn pods_of_two_nodes_use_the_device() {
     let server = Pod::new(&switch, &nodes[0], 11).await;
     let client = Pod::new(&switch, &nodes[1], 12).await;
     write(&server, &client, "10.78.0.11");
-    let ping = ["rping", "-v", "-C", "3", "-a", "10.78.0.1"];
-    let of = |side| [&ping[..], &[side]].concat();
-    let [_, text] = exchange((&server, &of("-s")), (&client, &of("-c")));
-    assert_eq!(text.matches("ping data: rdma-ping-").count(), 3, "{text}");
+    ping(&server, &client);
     nodes.iter().for_each(|node| has_moved(node, BYTES));
 }
 
