@@ -20,7 +20,8 @@ use crate::{log, system};
 /// Returns the devices that the program sees.
 pub(crate) fn visible(device: &Device) -> Result<Vec<Arc<Adapter>>, Errno> {
     let mut adapters = device.adapters()?;
-    Ok(match system::variable(c"RNIC_DEVICES").filter(|names| !names.is_empty()) {
+    let names = system::variable(c"RNIC_DEVICES");
+    Ok(match names.filter(|names| !names.to_string_lossy().trim().is_empty()) {
         None => {
             adapters.retain(|adapter| adapter.kind() == DeviceKind::Roce);
             adapters
