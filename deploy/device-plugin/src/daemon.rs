@@ -58,7 +58,7 @@ impl Daemon {
         Ok(Serving { tree })
     }
 
-    /// Probes the daemon once per [`INTERVAL`] and reports changes. Never returns.
+    /// Probes the daemon once a second and reports changes. Never returns.
     pub async fn watch(self: Arc<Self>, state: watch::Sender<State>) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
