@@ -309,6 +309,8 @@ impl End {
             unreliable: false,
             datagrams: None,
             shared: Arc::new(QpShared::default()),
+            faults: Vec::new(),
+            stopped: None,
         };
         let end = End {
             memory,

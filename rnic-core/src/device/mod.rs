@@ -2,8 +2,8 @@
 //!
 //! The objects are steering tags ([`allocator`], [`stag`]) and the memory they refer to
 //! ([`memory`]), windows ([`window`]), completion queues ([`cq`]), shared receive queues ([`srq`]),
-//! the shared state of QPs ([`qp`]), and diagnoses of failures ([`diagnoses`], [`records`]). The
-//! device never sees a packet. The [`engine`](crate::engine) asks it for checked ranges
+//! the shared state of QPs ([`qp`]), fault rules ([`faults`]), and diagnoses of failures
+//! ([`diagnoses`], [`records`]). The device never sees a packet. The [`engine`](crate::engine) asks it for checked ranges
 //! ([`Target`](memory::Target)) and publishes completions through it. The daemon's resource manager
 //! decides which session may create which object.
 
@@ -12,6 +12,7 @@ pub mod copier;
 pub mod cq;
 pub mod diagnoses;
 mod fault;
+pub mod faults;
 pub mod memory;
 pub mod qp;
 mod recent_stag;
@@ -24,6 +25,7 @@ pub use allocator::StagAllocator;
 pub use copier::Copier;
 pub use cq::Cq;
 pub use diagnoses::DiagnosisLog;
+pub use faults::ArmedFault;
 pub use memory::Memory;
 pub use qp::QpShared;
 pub use recent_stag::RecentStag;

@@ -126,6 +126,9 @@ impl Qp {
         source: PayloadSource<'_>,
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
+        if let Some(reason) = self.message_fault(&segment, engine) {
+            return Err(reason.into());
+        }
         // A request of the peer is checked now and answered in its turn.
         let request = match segment {
             //= RDMAP-5.2.1-3
@@ -143,6 +146,17 @@ impl Qp {
         let is_send = matches!(segment, Incoming::Send { .. });
         if is_send && !self.can_receive(engine) {
             return Ok(SegmentFate::Consumed);
+        }
+
+        if let Some(time) = self.rnr_fault(&segment, engine) {
+            let len = source.len();
+            self.responder.hold_by_rule(&self.core, engine, segment, origin, len, time);
+            let msn = self.responder.waiting_msn();
+            self.send_rnr_notice(engine, msn);
+            return Ok(match source {
+                PayloadSource::Bytes(_) => SegmentFate::Consumed,
+                PayloadSource::Sender { .. } => SegmentFate::LeftWithSender,
+            });
         }
 
         // Gather the payload. A segment that cannot be gathered never arrives.

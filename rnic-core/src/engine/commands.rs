@@ -5,18 +5,21 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
 use super::datagram::{DatagramPort, DatagramRules};
+use super::faults::QpFault;
 use super::interface::{EngineOptions, Freed, Notification};
 use super::link::Link;
 use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
 use super::rc::PeerLimits;
+use super::reason::Reason;
 use super::schedule::Key;
 use super::state::Peer;
-use crate::device::{StagChange, StagEntry, Window};
+use crate::device::{ArmedFault, StagChange, StagEntry, Window};
 use crate::engine::numbers::count;
 use crate::stream::startup::{Negotiated, Role};
 use rnic_abi::abi::control::{DisconnectMode, QpChange};
+use rnic_abi::faults::FaultName;
 use rnic_abi::shm::doorbell::DoorbellScanner;
 use rnic_abi::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 
@@ -65,6 +68,12 @@ pub enum EngineCommand {
     /// Ends a QP's connection at an administrator's request: with a Terminate where the stream
     /// allows one, otherwise with a reset. The QP stays in Error, and everything posted is flushed.
     AdminDisconnect(QpId),
+    /// Replaces the fault rules of a QP.
+    SetFaults(QpId, Vec<Arc<ArmedFault>>),
+    /// Ends the connection of a QP or fails it, for a fault rule.
+    Inject(QpId, FaultName, QpFault),
+    /// Stops a QP for a fault rule, or lets it continue.
+    SetStopped(QpId, Option<FaultName>),
     /// Replaces the deadlines, the limits and the policy for FPDU sizes. Running deadlines, the
     /// worker's number and the shared log of diagnoses do not change.
     SetOptions(EngineOptions),
@@ -127,7 +136,16 @@ impl Engine {
                 self.with(qp, |qp, engine| qp.disconnect(engine, mode));
             }
             EngineCommand::AdminDisconnect(qp) => {
-                self.with(qp, |qp, engine| qp.admin_disconnect(engine));
+                self.with(qp, |qp, engine| qp.end_connection(engine, Reason::AdminDisconnect));
+            }
+            EngineCommand::SetFaults(qp, rules) => {
+                self.with(qp, |qp, engine| qp.set_faults(rules, engine));
+            }
+            EngineCommand::Inject(qp, fault, effect) => {
+                self.with(qp, |qp, engine| qp.inject(fault, effect, engine));
+            }
+            EngineCommand::SetStopped(qp, by) => {
+                self.with(qp, |qp, engine| qp.set_stopped(by, engine));
             }
             EngineCommand::SetOptions(options) => self.set_options(options),
         }

@@ -17,6 +17,8 @@ pub(super) enum Due {
     Stall(Key),
     /// The clock of this RC or UC QP.
     RcClock(Key),
+    /// Publish the completions of this QP that a fault rule has held back.
+    Completion(Key),
     /// Maximum time of the copy with this number.
     Copy(u64),
 }

@@ -1,6 +1,7 @@
 //! Texts for reasons: the rule that was broken, a description, and the memory concerned.
 
-use super::reason::Reason;
+use super::faults::rule_of_fault;
+use super::reason::{Effect, Reason};
 use crate::ddp;
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;
@@ -272,6 +273,15 @@ impl Reason {
                 Explanation::new(INDEX, format!("completion queue {cq}: {fault}"))
             }
             Reason::Queue(queue, fault) => Explanation::new(INDEX, format!("{queue}: {fault}")),
+            Reason::Injected { fault, effect } => {
+                let text = match effect {
+                    Effect::Completes(_) => "the rule failed this request".to_owned(),
+                    Effect::Refuses { .. } => "the rule refused a message of the peer".to_owned(),
+                    Effect::Terminates(code) => format!("the rule sent Terminate {code}"),
+                    Effect::Fails => "the rule ended the connection or the queue pair".to_owned(),
+                };
+                Explanation::new(rule_of_fault(fault), text)
+            }
             Reason::CutShort => {
                 wire("the peer closed its sending direction inside an FPDU".to_owned())
             }

@@ -24,7 +24,7 @@ impl Qp {
     /// Writes the completion of a receive to the receive CQ, and handles a fault of that CQ.
     #[inline]
     pub(super) fn publish_receive(&mut self, engine: &mut EngineState, cqe: &Cqe) {
-        if let Err(fault) = self.responder.publish(cqe, &self.core, engine) {
+        if let Err(fault) = self.responder.publish(cqe, &mut self.core, engine) {
             self.recv_cq_failed(engine, fault);
         }
     }

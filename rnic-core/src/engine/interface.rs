@@ -169,6 +169,13 @@ pub enum Notification {
         /// The QP.
         qp: QpId,
     },
+    /// A fault rule with an effect outside of the engine has struck.
+    FaultStruck {
+        /// Number of the rule.
+        fault: u64,
+        /// The QP whose request the rule selected.
+        qp: QpId,
+    },
     /// An event for monitoring.
     Note {
         /// Session concerned.

@@ -21,6 +21,7 @@ mod datagram;
 mod deadlines;
 mod doorbells;
 mod explanation;
+mod faults;
 mod flush;
 mod incoming;
 mod interface;
@@ -54,6 +55,7 @@ use std::io::{self, IoSliceMut};
 pub use charge::ChargeLimits;
 pub use commands::{ConnectedEnd, EngineCommand};
 pub use datagram::{DatagramConfig, DatagramPort, DatagramRules};
+pub use faults::{QpFault, rule_of_fault};
 pub use interface::{
     Broadcast, EngineOptions, Freed, MulpduPolicy, Notification, Output, Receive, Transmit, Work,
 };
@@ -187,6 +189,9 @@ impl Engine {
                 }
                 Some(Due::RcClock(key)) => {
                     self.with_key(key, |qp, engine| qp.clock_expired(engine));
+                }
+                Some(Due::Completion(key)) => {
+                    self.with_key(key, |qp, engine| qp.publish_held(engine));
                 }
                 Some(Due::Copy(job)) => self.copy_timeout(job),
             }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::datagram::{DatagramConfig, Datagrams};
+use super::faults::Faults;
 use super::interface::Notification;
 use super::life::LifeCycle;
 use super::link::Link;
@@ -28,10 +29,11 @@ use super::state::EngineState;
 use super::transport::Transport;
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::stag::RemoteFault;
-use crate::device::{Cq, QpShared};
+use crate::device::{ArmedFault, Cq, QpShared};
 use crate::rdmap::codes;
 use crate::stream::{InboundAtomic, terminate};
 use rnic_abi::abi::control::{DisconnectMode, Wiring};
+use rnic_abi::faults::FaultName;
 use rnic_abi::shm::queue::{QueueFault, SendConsumer};
 use rnic_abi::types::{PdId, QpId, QpState, SessionId};
 
@@ -65,6 +67,10 @@ pub struct QpConfig {
     pub datagrams: Option<DatagramConfig>,
     /// State and counters, written by the worker and read by the control thread.
     pub shared: Arc<QpShared>,
+    /// Fault rules.
+    pub faults: Vec<Arc<ArmedFault>>,
+    /// The fault rule that stops the QP.
+    pub stopped: Option<FaultName>,
 }
 
 impl QpConfig {
@@ -131,6 +137,9 @@ impl Qp {
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,
             turn: SchedulingState::default(),
+            faults: Faults::new(config.faults),
+            stopped: config.stopped,
+            peer_stopped: None,
         };
         let missing = core.transport.missing_receive(config.rnr_timeout);
         Qp {

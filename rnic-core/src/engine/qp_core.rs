@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use super::faults::Faults;
 use super::schedule::{Key, SessionSlot};
 use super::transport::Transport;
 use crate::device::memory::Target;
 use crate::device::stag::{Principal, RemoteFault, StagTable};
 use crate::device::{Cq, QpShared};
+use rnic_abi::faults::FaultName;
 use rnic_abi::types::{Access, PdId, QpId, SessionId, Stag};
 
 /// Identity, queues and turn of a QP.
@@ -27,6 +29,12 @@ pub(super) struct QpCore {
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
     pub turn: SchedulingState,
+    /// Fault rules of the QP, if any.
+    pub faults: Option<Box<Faults>>,
+    /// The fault rule that has stopped the QP: it has no turns.
+    pub stopped: Option<FaultName>,
+    /// The fault rule that has stopped the other end of a direct connection.
+    pub peer_stopped: Option<FaultName>,
 }
 
 /// Scheduling state of a QP.

@@ -13,6 +13,7 @@ use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault};
 use crate::device::window::BindFault;
 use crate::rdmap::codes;
 use crate::stream::{Fault, InboundRead};
+use rnic_abi::faults::{FaultName, RefusedAs};
 use rnic_abi::shm::queue::{Malformed, QueueFault};
 use rnic_abi::types::{CompletionStatus, CqId, SrqId, Stag, TerminateCode};
 
@@ -115,6 +116,21 @@ pub(super) enum Reason {
     Queue(&'static str, QueueFault),
     /// TCP ended inside an FPDU.
     CutShort,
+    /// A fault rule.
+    Injected { fault: FaultName, effect: Effect },
+}
+
+/// Effect of a fault rule on a request, a message or a QP.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Effect {
+    /// The request completes with this status.
+    Completes(CompletionStatus),
+    /// The message of the peer is refused. `read` marks a Read Request.
+    Refuses { error: RefusedAs, read: bool },
+    /// The stream ends with this Terminate.
+    Terminates(TerminateCode),
+    /// The QP fails.
+    Fails,
 }
 
 impl Reason {
@@ -137,6 +153,7 @@ impl Reason {
             Reason::SinkGone { .. } => CompletionStatus::LocalAccess,
             Reason::NoAcknowledgement => CompletionStatus::TransportRetryExceeded,
             Reason::ReceiverNotReady => CompletionStatus::ReceiverNotReady,
+            Reason::Injected { effect: Effect::Completes(status), .. } => status,
             _ => CompletionStatus::LocalQpOperation,
         }
     }
@@ -168,6 +185,7 @@ impl Reason {
             }
             Reason::Memory(_) => Fault::local(codes::DDP_LOCAL_CATASTROPHIC),
             Reason::CutShort => Fault::local(codes::LLP_CLOSED),
+            Reason::Injected { effect, .. } => effect.fault(),
             _ => Fault::local(codes::RDMA_LOCAL_CATASTROPHIC),
         }
     }
@@ -191,6 +209,11 @@ impl Reason {
             | Reason::RequestsFull { .. }
             | Reason::TooLong { .. }
             | Reason::Segment => Some(ResponderError::Request),
+            Reason::Injected { effect: Effect::Refuses { error, .. }, .. } => match error {
+                RefusedAs::AccessError => Some(ResponderError::Access),
+                RefusedAs::InvalidRequest => Some(ResponderError::Request),
+                RefusedAs::OperationError => None,
+            },
             _ => None,
         }
     }
@@ -202,6 +225,7 @@ impl Reason {
             Reason::Srq(..) => "its shared receive queue is dead",
             Reason::Queue(..) => "a queue index is invalid",
             Reason::Memory(_) => "its memory is no longer accessible",
+            Reason::Injected { .. } => "a fault rule failed it",
             _ => "it cannot continue",
         }
     }
@@ -220,6 +244,25 @@ impl Reason {
             | Reason::OutsideSink { .. } => true,
             // The peer had access to the memory earlier, or addressed no memory.
             _ => false,
+        }
+    }
+}
+
+impl Effect {
+    /// Returns the fault that is reported to the peer.
+    fn fault(self) -> Fault {
+        match self {
+            Effect::Refuses { error, read } => {
+                let code = match error {
+                    RefusedAs::AccessError if read => codes::PROTECTION_ACCESS,
+                    RefusedAs::AccessError => codes::TAGGED_INVALID_STAG,
+                    RefusedAs::InvalidRequest => codes::OPERATION_OPCODE,
+                    RefusedAs::OperationError => codes::DDP_LOCAL_CATASTROPHIC,
+                };
+                if read { Fault::read(code) } else { Fault::segment(code) }
+            }
+            Effect::Terminates(code) => Fault::segment(code),
+            Effect::Completes(_) | Effect::Fails => Fault::local(codes::RDMA_LOCAL_CATASTROPHIC),
         }
     }
 }

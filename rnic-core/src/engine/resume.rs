@@ -37,7 +37,7 @@ impl Qp {
 
     /// Places the waiting segment into the receive that was found, then handles the bytes that were
     /// read after it.
-    fn receive_found(&mut self, engine: &mut EngineState) {
+    pub(super) fn receive_found(&mut self, engine: &mut EngineState) {
         let Some(held) = self.release(engine) else { return };
         // On the direct path the sender hands it over again.
         let WaitingSegment::Received { ulpdu, payload, segment } = &held.segment else { return };
@@ -56,6 +56,9 @@ impl Qp {
 
     /// Ends the stream, because no receive was posted in time.
     pub(super) fn rnr_timeout_passed(&mut self, engine: &mut EngineState) {
+        if self.responder.is_held_by_rule() {
+            return self.end_rnr_fault(engine);
+        }
         self.responder.warn_of_read(&self.core, engine, self.requester.awaits_response());
         let Some(held) = self.release(engine) else { return };
         self.link.refuse_waiting(engine);

@@ -141,14 +141,14 @@ impl Qp {
         self.flush(engine);
     }
 
-    /// Ends the connection at an administrator's request.
-    pub(super) fn admin_disconnect(&mut self, engine: &mut EngineState) {
+    /// Ends the connection for a reason that is no error: with a Terminate if one can be sent.
+    pub(super) fn end_connection(&mut self, engine: &mut EngineState, reason: Reason) {
         // After the FIN nothing can be sent, not even a Terminate.
         match self.life.phase() {
             StreamPhase::FinSent => self.disconnect(engine, DisconnectMode::Abort),
             _ => {
                 let code = codes::RDMA_LOCAL_CATASTROPHIC;
-                self.terminate(engine, code, None, Reason::AdminDisconnect);
+                self.terminate(engine, code, None, reason);
             }
         }
     }
@@ -354,6 +354,7 @@ impl Qp {
     /// closes gracefully unless a message is partly sent.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.release(engine);
+        self.core.drop_held(engine);
         self.stop_clock(engine);
         // Not inside a message, and only if something may be sent.
         let inside = self.requester.message().is_some_and(|m| m.sent > 0);

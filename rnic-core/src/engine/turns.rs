@@ -128,6 +128,11 @@ impl Engine {
             self.state.enqueue(&mut qp.core);
             return None;
         }
+        if qp.is_stopped() {
+            self.state.round -= PASS_COST;
+            qp.watch(&mut self.state);
+            return None;
+        }
         let before = qp.core.turn.deficit;
         let mut work = None;
         if std::mem::take(&mut qp.core.turn.wanted) {
@@ -170,7 +175,10 @@ impl Engine {
             let schedule = &self.state.schedule;
             let answers = |peer: &Qp| peer.core.id == to.id && schedule.is_open(peer.core.slot);
             let Some(mut peer) = place.take_if(|peer| answers(peer)) else { return };
-            qp.run_direct(&mut peer, &mut self.state);
+            qp.core.peer_stopped = peer.core.stopped.filter(|_| peer.is_stopped());
+            if qp.core.peer_stopped.is_none() {
+                qp.run_direct(&mut peer, &mut self.state);
+            }
             self.qps[to.key as usize] = Some(peer);
         }
         if qp.core.turn.is_over() {

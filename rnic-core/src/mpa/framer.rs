@@ -34,6 +34,11 @@ impl Framer {
         Framer { markers, crc, phase: 0 }
     }
 
+    /// Returns true if FPDUs have a valid CRC.
+    pub fn has_crc(&self) -> bool {
+        self.crc
+    }
+
     /// Creates a framer with Markers and CRCs at the given phase.
     #[cfg(test)]
     pub(super) fn at_phase(phase: usize) -> Self {

@@ -9,7 +9,7 @@ use toml::Spanned;
 use super::error::Wrong;
 use super::kind::{DOORBELLS, Kind, STAGS, Scope, Unit};
 use super::section::{KnownKey, Row};
-use super::units::Size;
+use rnic_abi::units::Size;
 
 /// The value of a kind without a limit.
 pub const UNLIMITED: u64 = u64::MAX;

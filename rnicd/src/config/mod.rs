@@ -25,7 +25,6 @@ mod subjects;
 #[cfg(test)]
 pub(crate) mod tests;
 mod text;
-mod units;
 mod values;
 mod warnings;
 mod worst_case;
@@ -53,7 +52,7 @@ pub use rules::{AddressRule, NamedPd, Override};
 use rules::{ConnectTable, ListenTable, PdTable};
 use section::{Row, Section};
 pub use subjects::{Id, Subjects};
-pub use units::{Size, Span, SpanOrOff};
+pub use rnic_abi::units::{Size, Span, SpanOrOff};
 pub use values::{Loopback, Mulpdu, Seccomp, TreeAt};
 pub use warnings::warnings;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::units::{Span, SpanOrOff};
+use rnic_abi::units::{Span, SpanOrOff};
 
 /// A key with values of type `T`, written in the file as a `W`.
 pub(super) struct Key<T, W = T> {

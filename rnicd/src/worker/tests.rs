@@ -227,6 +227,8 @@ impl Client {
             unreliable: false,
             datagrams: None,
             shared: Arc::clone(&shared),
+            faults: Vec::new(),
+            stopped: None,
         };
         let qp = Qp {
             id: QpId(id),

@@ -389,6 +389,8 @@ pub enum DiagnosisKind {
     Ended,
     /// The QP dropped a datagram, its first one for this reason.
     Dropped,
+    /// A fault rule had an effect other than a failed request, a refusal or a Terminate.
+    Injected,
 }
 
 /// A notable event in the daemon.

@@ -23,7 +23,9 @@ impl Qp {
         peer: &mut Qp,
         engine: &mut EngineState,
     ) -> bool {
-        if !peer.responder.takes_short_writes()
+        if self.core.faults.is_some()
+            || peer.core.faults.is_some()
+            || !peer.responder.takes_short_writes()
             || !peer.core.rights.contains(Access::REMOTE_WRITE)
             || !self.requester.may_write_at_once(&self.core, engine)
         {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::RcState;
 use super::wait::Wait;
 use crate::engine::deadlines::Due;
+use crate::engine::faults::rule_of_fault;
 use crate::engine::link::tcp::TcpLink;
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp::Qp;
@@ -87,9 +88,17 @@ impl Qp {
     fn time_left(&mut self) -> Option<(Wait, Duration)> {
         let sends = self.send_queue == SendQueue::Works;
         let transport = self.core.transport;
+        let is_stopped = self.core.stopped.or(self.core.peer_stopped).is_some();
         let Qp { rc: Some(rc), requester, responder, life, link, .. } = self else {
             return None;
         };
+        if is_stopped && !life.phase().flushes() {
+            let has_work =
+                requester.is_under_way() || sends && rc.begins() && requester.has_posted();
+            // The time limit of the program, without the allowances for a real network.
+            let time = if has_work { rc.time_limit(transport, Duration::ZERO) } else { None };
+            return time.map(|time| (Wait::Stopped, time));
+        }
         match life.phase() {
             StreamPhase::Unlinked => {
                 let has_work =
@@ -121,7 +130,14 @@ impl Qp {
         let Some(rc) = &mut self.rc else { return };
         let Some((wait, _)) = rc.clock.take() else { return };
         match wait {
-            Wait::Stream if !self.core.transport.acknowledges() => self.complete_posted(engine),
+            Wait::Stream | Wait::Stopped if !self.core.transport.acknowledges() => {
+                self.complete_posted(engine);
+            }
+            Wait::Stopped => {
+                let by = self.core.stopped.or(self.core.peer_stopped);
+                let why = by.map_or_else(|| "stopped".to_owned(), rule_of_fault);
+                self.fail_oldest(engine, &why);
+            }
             Wait::Stream => {
                 let why = rc.why.clone();
                 self.fail_oldest(engine, &why);
@@ -204,6 +220,11 @@ impl RcState {
         }
         let once = Duration::from_nanos(4096 << sending.timeout.min(31));
         Some(once.saturating_mul(u32::from(sending.retry_count.min(7)) + 1))
+    }
+
+    /// Returns the time for which a RoCE adapter waits after one RNR NAK of this side.
+    pub(in crate::engine) fn rnr_timer(&self) -> Duration {
+        Duration::from_micros(RNR_TIMERS[usize::from(self.min_rnr_timer) % 32])
     }
 
     /// Returns the time for which the peer may lack a receive, or `None` if unlimited.

@@ -7,6 +7,8 @@ pub(super) enum Wait {
     Stream,
     /// For a receive of the peer.
     Receive,
+    /// For a QP that a fault rule has stopped: this one or its peer.
+    Stopped,
     /// For any answer of a peer that owes one, or that accepts no more bytes.
     Answer,
     /// For more requests, which the same acknowledgement request could cover.

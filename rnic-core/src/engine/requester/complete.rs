@@ -86,7 +86,7 @@ impl Requester {
             // Ring slots come back first: a client that sees the completion may post at once.
             self.sq.retire(retired);
             if !cqes.is_empty() {
-                engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
+                core.publish_sends(&cqes, engine);
                 cqes.clear();
             }
             if life.phase().flushes() {
@@ -165,7 +165,7 @@ impl Requester {
             core.shared.sends_completed.add(flushed.into());
             core.shared.errors.add(flushed.into());
             self.sq.retire(flushed);
-            engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
+            core.publish_sends(&cqes, engine);
         }
         // If the CQ has no room, its doorbell wakes the QP.
         if posted > most && flushed == most {

@@ -24,6 +24,7 @@ use crate::engine::state::EngineState;
 use crate::mpa::MIN_MULPDU;
 use crate::rdmap::{ATOMIC_REQUEST_LEN, AtomicRequest, Opcode, READ_REQUEST_LEN, ReadRequest};
 use rnic_abi::abi::queue::{SendFlags, SendOpcode, Sge};
+use rnic_abi::faults::Opcode as FaultOpcode;
 use rnic_abi::shm::queue::{SendEntry, TakeError};
 use rnic_abi::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
@@ -263,7 +264,9 @@ impl Requester {
         let seq = self.push_in_flight(entry);
         let spare = &h.params[opcode.map_or(0, SendOpcode::parameters)..];
         let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
+        let fault = core.faults.is_some().then(|| core.request_fault(opcode.map(FaultOpcode::of), engine));
         let begun = match opcode {
+            _ if let Some(Some(reason)) = fault => Err(reason),
             None => Err(Reason::Opcode(h.opcode)),
             Some(_) if !plain => Err(Reason::UnsupportedFlags(h.flags.into())),
             Some(opcode) if !core.transport.carries(opcode) => Err(Reason::Unreliable),

@@ -34,16 +34,14 @@ impl Responder {
     pub(in crate::engine) fn publish(
         &self,
         cqe: &Cqe,
-        core: &QpCore,
+        core: &mut QpCore,
         engine: &mut EngineState,
     ) -> Result<(), CqFault> {
         if cqe.status != CompletionStatus::Success as u8 {
             core.shared.errors.add(1);
         }
         core.shared.receives_completed.add(1);
-        let published = core.recv_cq.publish(cqe)?;
-        engine.notify(published, &core.recv_cq);
-        Ok(())
+        core.publish_receive(cqe, engine)
     }
 
     /// Flushes the receive in use and a limited number of the receives that are now in the QP's own
@@ -88,7 +86,7 @@ impl Responder {
             core.turn.charge(REQUEST_COST * i64::from(flushed));
             core.shared.receives_completed.add(flushed.into());
             core.shared.errors.add(flushed.into());
-            engine.notify(core.recv_cq.publish_reserved(&cqes), &core.recv_cq);
+            core.publish_flushed(&cqes, engine);
         }
         // If the CQ has no room, its doorbell wakes the QP.
         if posted > most && count(cqes.len()) == most {

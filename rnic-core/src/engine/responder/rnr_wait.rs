@@ -12,6 +12,8 @@ pub(in crate::engine) struct WaitingSend {
     /// Its place among the waiters of the SRQ.
     pub place: Option<WaiterPlace>,
     pub until: Time,
+    /// A fault rule holds the Send back until then, whether or not there is a receive.
+    pub by_rule: bool,
 }
 
 /// The first segment of a waiting Send.

@@ -26,6 +26,8 @@
 //! copy is still awaited after the end of the stream, because the copier writes to memory of a
 //! receive that would be flushed.
 
+use std::time::Duration;
+
 use super::Responder;
 use super::placement::PendingPlacement;
 use super::receives::{Receives, emit_notices};
@@ -134,6 +136,23 @@ impl Responder {
             }
         };
         self.warn_of_read(core, engine, awaits_response && !self.passes());
+        self.hold(core, engine, segment, origin, payload, time);
+        if let Some(held) = &mut self.held {
+            held.place = place;
+        }
+        Ok(false)
+    }
+
+    /// Makes a Send wait for at most `time`. Its payload is the last `payload` bytes of `origin`.
+    fn hold(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        segment: Incoming,
+        origin: Origin<'_>,
+        payload: usize,
+        time: Duration,
+    ) {
         let until = engine.now.after(time);
         engine.deadlines.set(until, Due::Rnr(core.key));
         let segment = match origin {
@@ -143,8 +162,28 @@ impl Responder {
             }
             Origin::Direct { header, len } => WaitingSegment::AtPeer { header, len },
         };
-        self.held = Some(Box::new(WaitingSend { segment, place, until }));
-        Ok(false)
+        self.held = Some(Box::new(WaitingSend { segment, place: None, until, by_rule: false }));
+    }
+
+    /// Makes a Send wait for `time` for a fault rule, whether or not there is a receive.
+    pub(in crate::engine) fn hold_by_rule(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        segment: Incoming,
+        origin: Origin<'_>,
+        payload: usize,
+        time: Duration,
+    ) {
+        self.hold(core, engine, segment, origin, payload, time);
+        if let Some(held) = &mut self.held {
+            held.by_rule = true;
+        }
+    }
+
+    /// Returns true if a fault rule holds back a Send.
+    pub(in crate::engine) fn is_held_by_rule(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.by_rule)
     }
 
     /// Blocks the incoming direction until a copier has written this segment.
@@ -191,7 +230,11 @@ impl Responder {
         engine: &mut EngineState,
         awaits_response: bool,
     ) -> Option<Result<bool, PlacementError>> {
-        let turn = self.held.as_ref()?.place.map_or(TakeMode::AtOnce, TakeMode::Waited);
+        let held = self.held.as_ref()?;
+        if held.by_rule {
+            return Some(Ok(false));
+        }
+        let turn = held.place.map_or(TakeMode::AtOnce, TakeMode::Waited);
         let taken = self.take_next(turn, core, engine.now, &mut engine.outputs);
         if matches!(taken, Ok(false)) {
             self.warn_of_read(core, engine, awaits_response && !self.passes());

@@ -60,6 +60,8 @@ impl QpParts {
             unreliable: self.kind == QpType::Uc,
             datagrams: None,
             shared: self.shared.clone(),
+            faults: Vec::new(),
+            stopped: None,
         }))
     }
 

@@ -224,6 +224,13 @@ impl Qp {
             Ok(n) => {
                 // `tcp.framed` does not include the bytes of the slab yet.
                 let end = tcp.framed + (used + n) as u64;
+                if self.uses_crc()
+                    && let Some(faults) = &self.core.faults
+                    && faults.corrupts_crc(&self.core, engine)
+                {
+                    // The CRC is at the end of an FPDU.
+                    out[n - 1] ^= 1;
+                }
                 self.core.turn.charge(cost(n).max(FPDU_COST));
                 self.fpdu_sent(&OutgoingFpdu::Segment(segment), Some(end));
                 Ok(n)
@@ -307,6 +314,13 @@ impl Qp {
                 None => {}
             }
         }
+    }
+}
+
+impl Qp {
+    /// Returns true if outgoing FPDUs have a CRC.
+    fn uses_crc(&self) -> bool {
+        self.link.tcp().is_some_and(|tcp| tcp.framer.has_crc())
     }
 }
 

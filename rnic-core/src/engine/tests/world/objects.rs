@@ -131,6 +131,8 @@ impl World {
             unreliable: shape.unreliable,
             datagrams: None,
             shared: shared.clone(),
+            faults: Vec::new(),
+            stopped: None,
         };
         self.qps.push(QpEnd {
             app,

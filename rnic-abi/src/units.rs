@@ -1,4 +1,4 @@
-//! Sizes and times with units in the configuration file: `"64MiB"`, `"5s"`.
+//! Sizes and times with units, as administrators write them: `"64MiB"`, `"5s"`.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,0 +1,330 @@
+//! Actions of rules.
+
+use std::time::Duration;
+
+use super::error::FaultError;
+use super::names::{Names, errno, listed, status};
+use super::words::Words;
+use crate::types::{CompletionStatus, TerminateCode};
+
+/// Effect of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Fails a request with this status instead of carrying it out, and moves the QP to ERR.
+    Complete {
+        /// Status of the completion.
+        status: CompletionStatus,
+    },
+    /// Refuses a message of the peer as if it were invalid. Both ends fail as with a real error.
+    Refuse {
+        /// The error.
+        error: RefusedAs,
+    },
+    /// Ends the stream with a Terminate when a message of the peer arrives.
+    Terminate {
+        /// Code of the Terminate.
+        code: TerminateCode,
+    },
+    /// Lets a Send of the peer wait for a receive although there is one.
+    Rnr {
+        /// Number of RNR NAKs; the peer waits its RNR timer for each.
+        times: u32,
+    },
+    /// Publishes a completion later. Later completions of the QP wait as well.
+    HoldCompletion {
+        /// Delay.
+        by: Duration,
+    },
+    /// Never publishes a completion. No device may do this.
+    LoseCompletion,
+    /// Corrupts the CRC of an outgoing FPDU, over TCP.
+    CorruptCrc,
+    /// Stops the QP: it neither sends nor handles what arrives, but its connection stays.
+    Stop {
+        /// Duration; without it, until the rule is cleared.
+        time: Option<Duration>,
+    },
+    /// Ends the connection of the QP.
+    Disconnect,
+    /// Moves the QP to ERR with `IBV_EVENT_QP_FATAL`.
+    QpFatal,
+    /// Refuses a request to the daemon with this error number.
+    Fail {
+        /// Error number (`errno(3)`).
+        errno: u16,
+    },
+    /// Rejects a connection request of this side.
+    Reject {
+        /// Reason code (IBTA specification, volume 1, section 12.6.7.2).
+        reason: u16,
+    },
+    /// Fails a connection request of this side as unreachable.
+    Unreachable {
+        /// Error number (`errno(3)`).
+        errno: u16,
+        /// Time until the failure.
+        by: Duration,
+    },
+    /// Takes the port of the device down: `IBV_EVENT_PORT_ERR`, and its QPs stop.
+    PortDown {
+        /// Time until the port is active again; without it, until the rule is cleared.
+        time: Option<Duration>,
+    },
+    /// Raises an asynchronous event. Nothing else changes.
+    Event {
+        /// The event.
+        event: AsyncEvent,
+    },
+    /// The device fails: `IBV_EVENT_DEVICE_FATAL`, and its QPs move to ERR.
+    DeviceFatal,
+    /// Ends the session, as if its program had been killed.
+    EndSession,
+}
+
+/// Error as which a message is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedAs {
+    /// No access to the memory: `IBV_WC_REM_ACCESS_ERR` at the peer.
+    AccessError,
+    /// Invalid request: `IBV_WC_REM_INV_REQ_ERR` at the peer.
+    InvalidRequest,
+    /// The responder failed: `IBV_WC_REM_OP_ERR` at the peer.
+    OperationError,
+}
+
+const REFUSALS: Names<RefusedAs> = &[
+    ("access-error", RefusedAs::AccessError),
+    ("invalid-request", RefusedAs::InvalidRequest),
+    ("operation-error", RefusedAs::OperationError),
+];
+
+/// Asynchronous event (`ibv_event_type`). Its number is that of verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncEvent(u32);
+
+impl AsyncEvent {
+    /// `IBV_EVENT_QP_FATAL`.
+    pub const QP_FATAL: AsyncEvent = AsyncEvent(1);
+    /// `IBV_EVENT_DEVICE_FATAL`.
+    pub const DEVICE_FATAL: AsyncEvent = AsyncEvent(8);
+    /// `IBV_EVENT_PORT_ACTIVE`.
+    pub const PORT_ACTIVE: AsyncEvent = AsyncEvent(9);
+    /// `IBV_EVENT_PORT_ERR`.
+    pub const PORT_ERR: AsyncEvent = AsyncEvent(10);
+
+    /// Returns the number in verbs.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the objects that the event concerns.
+    pub fn element(self) -> Element {
+        match self.0 {
+            0 => Element::Cq,
+            1..=7 | 16 => Element::Qp,
+            14 | 15 => Element::Srq,
+            8 => Element::Device,
+            _ => Element::Port,
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        listed(EVENTS, text, "ibv-event-").map(AsyncEvent)
+    }
+}
+
+/// Kind of object that an asynchronous event concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// Completion queues.
+    Cq,
+    /// Queue pairs.
+    Qp,
+    /// Shared receive queues.
+    Srq,
+    /// Ports.
+    Port,
+    /// Devices.
+    Device,
+}
+
+/// In the order of their numbers.
+const EVENTS: Names<u32> = &[
+    ("cq-err", 0),
+    ("qp-fatal", 1),
+    ("qp-req-err", 2),
+    ("qp-access-err", 3),
+    ("comm-est", 4),
+    ("sq-drained", 5),
+    ("path-mig", 6),
+    ("path-mig-err", 7),
+    ("device-fatal", 8),
+    ("port-active", 9),
+    ("port-err", 10),
+    ("lid-change", 11),
+    ("pkey-change", 12),
+    ("sm-change", 13),
+    ("srq-err", 14),
+    ("srq-limit-reached", 15),
+    ("qp-last-wqe-reached", 16),
+    ("client-reregister", 17),
+    ("gid-change", 18),
+];
+
+/// Occasion at which a rule is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// The QP begins a request.
+    Request,
+    /// A message of the peer has arrived.
+    Message,
+    /// A Send of the peer needs a receive, on an RC QP.
+    Receive,
+    /// The QP publishes a completion.
+    Completion,
+    /// The QP frames an outgoing FPDU, over TCP.
+    Fpdu,
+    /// The daemon handles a request of the program.
+    Verb,
+    /// The rule is set, or its time has come.
+    Once,
+}
+
+impl Point {
+    /// Returns true if a worker evaluates the rule.
+    pub fn is_of_engine(self) -> bool {
+        !matches!(self, Point::Verb | Point::Once)
+    }
+}
+
+/// Names of the actions with their own keys.
+const ACTIONS: &[(&str, &[&str])] = &[
+    ("complete", &["status"]),
+    ("refuse", &["as"]),
+    ("terminate", &["code"]),
+    ("rnr", &["times"]),
+    ("hold-completion", &["by"]),
+    ("lose-completion", &[]),
+    ("corrupt-crc", &[]),
+    ("stop", &["for"]),
+    ("disconnect", &[]),
+    ("qp-fatal", &[]),
+    ("fail", &["errno"]),
+    ("reject", &["reason"]),
+    ("unreachable", &["errno", "by"]),
+    ("port-down", &["for"]),
+    ("event", &["event"]),
+    ("device-fatal", &[]),
+    ("end-session", &[]),
+];
+
+impl Action {
+    /// Takes the action and its arguments.
+    pub(super) fn take(words: &mut Words) -> Result<(Self, &'static str), FaultError> {
+        let names = || ACTIONS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        let Some(wanted) = words.take("do") else { return Err(FaultError::NoAction(names())) };
+        let found = ACTIONS.iter().find(|(name, _)| *name == wanted);
+        let &(name, _) = found.ok_or_else(|| FaultError::Value {
+            key: "do".to_owned(),
+            value: wanted,
+            why: format!("needs one of {}", names()),
+        })?;
+        let missing = |key| FaultError::Missing { action: name, key };
+        let action = match name {
+            "complete" => {
+                let status = words.parse("status", status)?;
+                Action::Complete { status: status.ok_or_else(|| missing("status"))? }
+            }
+            "refuse" => {
+                let error = words.parse("as", |value| listed(REFUSALS, value, ""))?;
+                Action::Refuse { error: error.ok_or_else(|| missing("as"))? }
+            }
+            "terminate" => {
+                let code = words.parse("code", terminate_code)?;
+                Action::Terminate { code: code.ok_or_else(|| missing("code"))? }
+            }
+            "rnr" => {
+                let times = words.number("times", 1, MAX_RNR_NAKS)?.unwrap_or(1);
+                // Within the range.
+                Action::Rnr { times: times as u32 }
+            }
+            "hold-completion" => {
+                Action::HoldCompletion { by: words.time("by")?.ok_or_else(|| missing("by"))? }
+            }
+            "lose-completion" => Action::LoseCompletion,
+            "corrupt-crc" => Action::CorruptCrc,
+            "stop" => Action::Stop { time: words.time("for")? },
+            "disconnect" => Action::Disconnect,
+            "qp-fatal" => Action::QpFatal,
+            "fail" => {
+                let errno = words.parse("errno", errno)?;
+                Action::Fail { errno: errno.ok_or_else(|| missing("errno"))? }
+            }
+            "reject" => {
+                let reason = words.number("reason", 1, u16::MAX.into())?.unwrap_or(CONSUMER_REJECT);
+                // Within the range.
+                Action::Reject { reason: reason as u16 }
+            }
+            "unreachable" => Action::Unreachable {
+                errno: words.parse("errno", errno)?.unwrap_or(libc::ETIMEDOUT as u16),
+                by: words.time("by")?.unwrap_or_default(),
+            },
+            "port-down" => Action::PortDown { time: words.time("for")? },
+            "event" => {
+                let event = words.parse("event", AsyncEvent::parse)?;
+                Action::Event { event: event.ok_or_else(|| missing("event"))? }
+            }
+            "device-fatal" => Action::DeviceFatal,
+            _ => Action::EndSession,
+        };
+        Ok((action, name))
+    }
+
+    /// Returns the occasion at which the action takes place unless the rule selects another.
+    pub(super) fn point(self) -> Point {
+        match self {
+            Action::Complete { .. } => Point::Request,
+            Action::Refuse { .. } | Action::Terminate { .. } => Point::Message,
+            Action::Rnr { .. } => Point::Receive,
+            Action::HoldCompletion { .. } | Action::LoseCompletion => Point::Completion,
+            Action::CorruptCrc => Point::Fpdu,
+            Action::Fail { .. } | Action::Reject { .. } | Action::Unreachable { .. } => Point::Verb,
+            Action::Stop { .. }
+            | Action::Disconnect
+            | Action::QpFatal
+            | Action::PortDown { .. }
+            | Action::Event { .. }
+            | Action::DeviceFatal
+            | Action::EndSession => Point::Once,
+        }
+    }
+
+    /// Returns true if the action concerns single QPs.
+    pub fn concerns_qps(self) -> bool {
+        match self {
+            Action::Stop { .. } | Action::Disconnect | Action::QpFatal => true,
+            Action::Event { event } => event.element() == Element::Qp,
+            _ => false,
+        }
+    }
+}
+
+/// Returns the keys of an action, for error texts.
+pub(super) fn keys_of(action: &str) -> &'static [&'static str] {
+    ACTIONS.iter().find(|(name, _)| *name == action).map_or(&[], |(_, keys)| keys)
+}
+
+/// Parses `L/E/CC` in hexadecimal, as `rnicctl why` shows it.
+fn terminate_code(text: &str) -> Result<TerminateCode, String> {
+    let mut parts = text.split('/').map(|part| u8::from_str_radix(part, 16).ok());
+    let mut next = |most| parts.next().flatten().filter(|part| *part <= most);
+    match (next(2), next(15), next(u8::MAX), parts.next()) {
+        (Some(layer), Some(etype), Some(code), None) => Ok(TerminateCode { layer, etype, code }),
+        _ => Err("needs LAYER/TYPE/CODE in hexadecimal, as in 1/2/02 (RFC 5040 section 4.8)".into()),
+    }
+}
+
+/// Rejected by the program: IBTA specification, volume 1, section 12.6.7.2, code 28.
+const CONSUMER_REJECT: u64 = 28;
+/// Maximum number of RNR NAKs of one rule.
+const MAX_RNR_NAKS: u64 = 1_000_000;

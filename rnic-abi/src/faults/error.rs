@@ -1,0 +1,49 @@
+//! Errors in the text of a rule.
+
+/// Error in the text of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FaultError {
+    /// A word is not of the form `KEY=VALUE`.
+    #[error("{0:?} is not of the form KEY=VALUE")]
+    NoValue(String),
+    /// A quoted value does not end.
+    #[error("{0:?} has a quotation mark without its counterpart")]
+    Unquoted(String),
+    /// A key occurs twice.
+    #[error("{0} is given twice")]
+    Twice(String),
+    /// There is no action.
+    #[error("do is missing; the actions are {0}")]
+    NoAction(String),
+    /// The action needs a key.
+    #[error("do={action} needs {key}")]
+    Missing {
+        /// The action.
+        action: &'static str,
+        /// The key.
+        key: &'static str,
+    },
+    /// The key has no meaning for the action.
+    #[error("{key} has no effect with do={action}; its keys are {keys}")]
+    Unknown {
+        /// The key.
+        key: String,
+        /// The action.
+        action: &'static str,
+        /// The keys of this action.
+        keys: String,
+    },
+    /// A value is not valid.
+    #[error("{key}={value}: {why}")]
+    Value {
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+        /// Reason, with the valid values.
+        why: String,
+    },
+    /// The text is too long.
+    #[error("the rule has {0} bytes; the maximum is {max}", max = super::MAX_RULE_LEN)]
+    TooLong(usize),
+}

@@ -1,0 +1,30 @@
+//! Fault rules: what fails, for whom, and when.
+//!
+//! A rule is one line of words `KEY=VALUE`: `do=ACTION` with the arguments of the action, selectors,
+//! and a trigger. `;` or a line break separates rules. The same keys are used in a TOML file, in the
+//! environment variable `RNIC_FAULTS` and by `rnicctl fault add`. `docs/faults.md` describes them.
+
+mod action;
+mod error;
+mod name;
+mod names;
+mod opcode;
+mod rule;
+mod select;
+mod trigger;
+mod verb;
+mod words;
+
+pub use action::{Action, AsyncEvent, Point, RefusedAs};
+pub use error::FaultError;
+pub use name::FaultName;
+pub use opcode::Opcode;
+pub use rule::FaultRule;
+pub use select::Selector;
+pub use trigger::{Counter, Trigger};
+pub use verb::Verb;
+
+/// Environment variable with the rules of a program's own sessions.
+pub const VARIABLE: &str = "RNIC_FAULTS";
+/// Maximum length of the text of one rule in bytes.
+pub const MAX_RULE_LEN: usize = 1024;

@@ -1,0 +1,82 @@
+//! Selectors of rules: the users, programs, objects and operations concerned.
+
+use std::net::IpAddr;
+
+use super::error::FaultError;
+use super::opcode::Opcode;
+use super::verb::Verb;
+use super::words::Words;
+
+/// Objects and operations that a rule concerns. Each key that is set must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// Name of the device.
+    pub device: Option<String>,
+    /// Handle of the protection domain.
+    pub pd: Option<u32>,
+    /// Number of the QP.
+    pub qp: Option<u32>,
+    /// Handle of the send CQ or receive CQ.
+    pub cq: Option<u32>,
+    /// Address of the peer.
+    pub peer: Option<IpAddr>,
+    /// User, by number; `None` for the user who sets the rule.
+    pub user: Option<UserSelector>,
+    /// Process ID of the program.
+    pub pid: Option<i32>,
+    /// Command name of the program, as `rnicctl clients` shows it.
+    pub command: Option<String>,
+    /// Operation of the program.
+    pub verb: Option<Verb>,
+    /// Kind of request or message.
+    pub opcode: Option<Opcode>,
+}
+
+/// Users that a rule concerns, other than the user who sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserSelector {
+    /// All users.
+    Any,
+    /// One user.
+    Uid(u32),
+}
+
+/// Keys of selectors, in the order of the documentation.
+pub(super) const KEYS: &[&str] =
+    &["device", "port", "pd", "qp", "cq", "peer", "user", "pid", "command", "verb", "opcode"];
+
+impl Selector {
+    pub(super) fn take(words: &mut Words) -> Result<Self, FaultError> {
+        // Each device has one port.
+        words.number("port", 1, 1)?;
+        let max = u32::MAX.into();
+        // Within the range.
+        let number = |found: Option<u64>| found.map(|number| number as u32);
+        Ok(Selector {
+            device: words.take("device"),
+            pd: number(words.number("pd", 0, max)?),
+            qp: number(words.number("qp", 0, max)?),
+            cq: number(words.number("cq", 0, max)?),
+            peer: words.parse("peer", |value| {
+                value.parse().map_err(|_| "needs an IPv4 or IPv6 address".to_owned())
+            })?,
+            user: words.parse("user", |value| match value {
+                "any" => Ok(UserSelector::Any),
+                uid => match uid.parse() {
+                    Ok(uid) => Ok(UserSelector::Uid(uid)),
+                    Err(_) => Err("needs a user ID or any".to_owned()),
+                },
+            })?,
+            pid: words.number("pid", 1, i32::MAX as u64)?.map(|pid| pid as i32),
+            command: words.take("command"),
+            verb: words.parse("verb", Verb::parse)?,
+            opcode: words.parse("opcode", Opcode::parse)?,
+        })
+    }
+
+    /// Returns true if the program is selected.
+    pub fn selects_program(&self, pid: i32, command: &str) -> bool {
+        self.pid.is_none_or(|wanted| wanted == pid)
+            && self.command.as_deref().is_none_or(|wanted| wanted == command)
+    }
+}
