@@ -92,7 +92,8 @@ impl Context {
         Self::open_with(OpenOptions { socket, ..OpenOptions::default() })
     }
 
-    /// Opens a device with options (`ibv_open_device(3)`).
+    /// Opens a device with options (`ibv_open_device(3)`). Sets the fault rules of the environment
+    /// variable `RNIC_FAULTS` for the session; a set-user-ID program ignores it.
     pub fn open_with(options: OpenOptions) -> Result<Context, Error> {
         Self::open_as(options, Owner::current())
     }
@@ -114,7 +115,11 @@ impl Context {
             match dialled {
                 Ok(socket) => {
                     let session = Session::open(socket, &path, options.reply_timeout, owner)?;
-                    return Ok(Context { session: Arc::new(session) });
+                    let context = Context { session: Arc::new(session) };
+                    if let Some(rules) = paths::fault_rules() {
+                        context.set_own_faults(&rules)?;
+                    }
+                    return Ok(context);
                 }
                 Err(e) => tried.push((path, e)),
             }
@@ -210,6 +215,30 @@ impl Context {
     /// administrators.
     pub fn remove_device(&self, name: &str) -> Result<(), Error> {
         self.session.command(RequestBody::RemoveDevice { name: name.to_owned() })
+    }
+
+    /// Sets fault rules for all sessions of this user, until they are cleared or the daemon ends:
+    /// `do=complete status=retry-exc-err opcode=send nth=3`. `;` or a line break separates rules.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a rule is not valid, if its name is taken, if `limits.user.faults` is
+    /// reached, or if it selects other users and this one is no administrator.
+    pub fn set_faults(&self, rules: &str) -> Result<(), Error> {
+        let rules = rules.to_owned();
+        self.session.command(RequestBody::SetFaults { rules, own: false })
+    }
+
+    /// Like [`set_faults`](Self::set_faults), for this session alone. The rules end with it.
+    pub fn set_own_faults(&self, rules: &str) -> Result<(), Error> {
+        let rules = rules.to_owned();
+        self.session.command(RequestBody::SetFaults { rules, own: true })
+    }
+
+    /// Clears a fault rule, or all rules of this user. Administrators clear those of all users.
+    pub fn clear_faults(&self, name: Option<&str>) -> Result<(), Error> {
+        let name = name.map(str::to_owned);
+        self.session.command(RequestBody::ClearFaults { name })
     }
 
     /// Opens a protection domain (`ibv_alloc_pd(3)`). Without a name it is private. A name selects

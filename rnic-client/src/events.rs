@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use rnic_abi::abi::control::{DisconnectReason, Event};
+use rnic_abi::abi::control::{AsyncObject, DisconnectReason, Event};
 use rnic_abi::types::{CqId, ListenerId, QpId, RequestId, SrqId};
 
 use crate::error::Error;
@@ -53,6 +53,12 @@ impl Subject {
             | Event::Detached { .. }
             | Event::GidsChanged
             | Event::DevicesChanged => Subject::Session,
+            Event::Async { ref object, .. } => match *object {
+                AsyncObject::Device(_) => Subject::Session,
+                AsyncObject::Qp(qp) => Subject::Qp(qp),
+                AsyncObject::Cq(cq) => Subject::Cq(cq),
+                AsyncObject::Srq(srq) => Subject::Srq(srq),
+            },
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rnic_abi::faults::VARIABLE;
 use rnic_abi::shm::secure;
 
 /// Environment variable with the path of the socket.
@@ -25,6 +26,12 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
         &std::env::temp_dir(),
         rustix::process::getuid().as_raw(),
     )
+}
+
+/// Returns the fault rules of the environment, which a program with elevated privileges ignores.
+pub(crate) fn fault_rules() -> Option<String> {
+    let rules = std::env::var(VARIABLE).ok().filter(|rules| !rules.trim().is_empty());
+    rules.filter(|_| !secure::is_secure_execution())
 }
 
 fn choose(

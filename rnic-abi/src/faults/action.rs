@@ -117,6 +117,12 @@ impl AsyncEvent {
         self.0
     }
 
+    /// Returns the name, `IBV_EVENT_PORT_ERR` without `IBV_EVENT_`.
+    pub fn name(self) -> String {
+        let found = EVENTS.iter().find(|(_, number)| *number == self.0);
+        found.map_or_else(String::new, |(name, _)| name.to_uppercase().replace('-', "_"))
+    }
+
     /// Returns the objects that the event concerns.
     pub fn element(self) -> Element {
         match self.0 {

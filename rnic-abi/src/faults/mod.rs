@@ -15,12 +15,12 @@ mod trigger;
 mod verb;
 mod words;
 
-pub use action::{Action, AsyncEvent, Point, RefusedAs};
+pub use action::{Action, AsyncEvent, Element, Point, RefusedAs};
 pub use error::FaultError;
 pub use name::FaultName;
 pub use opcode::Opcode;
 pub use rule::FaultRule;
-pub use select::Selector;
+pub use select::{Selector, UserSelector};
 pub use trigger::{Counter, Trigger};
 pub use verb::Verb;
 

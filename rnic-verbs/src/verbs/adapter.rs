@@ -214,6 +214,7 @@ pub(crate) mod tests {
             interface: "eth0".to_owned(),
             uverbs: 1,
             gids,
+            port_down: false,
         }
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct Device {
     pub(crate) attributes: DeviceAttributes,
     /// The devices that the daemon has, and removed ones that were in use when last listed.
     adapters: Mutex<Vec<Arc<Adapter>>>,
-    contexts: Mutex<Vec<Weak<AsyncEvents>>>,
+    contexts: Mutex<Vec<(Weak<AsyncEvents>, Arc<Adapter>)>>,
     /// The channel of CQs without a channel, see [`silent_channel`](Self::silent_channel).
     silent: Mutex<Option<CompletionChannel>>,
     table: DeviceTable,
@@ -146,15 +146,36 @@ impl Device {
     }
 
     /// Registers the event queue of a new context.
-    pub(crate) fn opened(&self, events: &Arc<AsyncEvents>) {
+    pub(crate) fn opened(&self, events: &Arc<AsyncEvents>, adapter: &Arc<Adapter>) {
         let mut contexts = self.contexts.lock();
-        contexts.retain(|context| context.strong_count() > 0);
-        contexts.push(Arc::downgrade(events));
+        contexts.retain(|(events, _)| events.strong_count() > 0);
+        contexts.push((Arc::downgrade(events), adapter.clone()));
+    }
+
+    /// Returns the event queues of all contexts with their devices.
+    fn event_queues(&self) -> Vec<(Arc<AsyncEvents>, Arc<Adapter>)> {
+        let contexts = self.contexts.lock();
+        let live = contexts.iter().map(|(events, adapter)| Some((events.upgrade()?, adapter.clone())));
+        live.flatten().collect()
+    }
+
+    /// Queues an event of a device or its port for the contexts of that device.
+    pub(crate) fn push_device_event(&self, name: &str, kind: c::ibv_event_type) {
+        // The state of the port may have changed.
+        self.tables_changed();
+        for (events, adapter) in self.event_queues() {
+            if adapter.name() == name {
+                events.push(match kind {
+                    c::IBV_EVENT_DEVICE_FATAL => AsyncEvent::of_device(kind),
+                    _ => AsyncEvent::of_port(PORT, kind),
+                });
+            }
+        }
     }
 
     /// Queues `IBV_EVENT_DEVICE_FATAL` for all contexts.
     pub(crate) fn push_device_fatal(&self) {
-        for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
+        for (events, _) in self.event_queues() {
             events.push(AsyncEvent::of_device(c::IBV_EVENT_DEVICE_FATAL));
         }
     }
@@ -169,7 +190,7 @@ impl Device {
     /// have one already: a program may never fetch them.
     pub(crate) fn gids_changed(&self) {
         self.tables_changed();
-        for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
+        for (events, _) in self.event_queues() {
             let event = AsyncEvent::of_port(PORT, c::IBV_EVENT_GID_CHANGE);
             events.push_unless(event, |waiting| waiting.kind == c::IBV_EVENT_GID_CHANGE);
         }

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Weak};
 
-use rnic_client::{Context, Event};
+use rnic_client::{AsyncObject, Context, Event};
 
 use crate::errno::Errno;
 use crate::verbs::device::Device;
@@ -61,6 +61,15 @@ fn deliver(device: &Arc<Device>, event: Event) {
         Event::SendQueueDrained { qp, .. } => {
             if let Some(qp) = device.qps.read().get(&qp) {
                 qp.drained();
+            }
+        }
+        Event::Async { event, object } => {
+            let kind = event;
+            match object {
+                AsyncObject::Device(name) => device.push_device_event(&name, kind),
+                AsyncObject::Qp(qp) => device.push_qp_event(qp, kind),
+                AsyncObject::Cq(cq) => device.push_cq_event(cq, kind),
+                AsyncObject::Srq(srq) => device.push_srq_event(srq, kind),
             }
         }
         Event::SrqUnfair { .. } => {}

@@ -255,6 +255,10 @@ kinds! {
     Listeners = counted("listeners", "bound addresses")
         .device(1_024).user(512).session(256).range(0, 65_535).has_descriptor()
         .charged_in("resource/listener/requests.rs");
+    /// Fault rules.
+    Faults = counted("faults", "fault rules")
+        .device(1_024).user(128).range(0, OBJECTS).rules_may_forbid()
+        .charged_in("resource/faults/requests.rs");
     /// Bytes of the arenas that hold queues and doorbell pages.
     ArenaBytes = counted("arena_bytes", "bytes of queue memory")
         .device(1 << 30).user(512 << 20).session(256 << 20).bytes()

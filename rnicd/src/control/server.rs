@@ -319,6 +319,7 @@ impl Server {
         let cm = self.manager.connections().next_timeout();
         let dial = self.manager.next_dial();
         let port = self.manager.next_port_retry();
+        let fault = self.manager.next_fault();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
         let watchdog = self.notifier.next_keepalive();
         let next = greeting
@@ -326,6 +327,7 @@ impl Server {
             .chain(cm)
             .chain(dial)
             .chain(port)
+            .chain(fault)
             .chain(self.accept_again)
             .chain(self.retry_at)
             .chain(self.stopping)
@@ -498,6 +500,7 @@ impl Server {
             self.manager.dial_due(now);
         }
         self.manager.retry_wired_port(now);
+        self.manager.run_faults(now);
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
             for key in std::mem::take(&mut self.retry_clients) {

@@ -28,7 +28,10 @@ impl Manager {
         if asked.kind != RequestKind::Query {
             self.note_opening(id);
         }
-        let answer = if self.draining && asked.kind == RequestKind::Create {
+        let injected = self.verb_fault(id, &asked, now);
+        let answer = if let Some(answer) = injected {
+            answer
+        } else if self.draining && asked.kind == RequestKind::Create {
             Err(Refusal::Draining)
         } else {
             self.dispatch(id, body, descriptor, now)
@@ -136,6 +139,8 @@ impl Manager {
             R::EstablishRc { qp } => self.establish_rc(id, qp, now),
             R::AddDevice { name, interface } => self.add_device(id, name, interface),
             R::RemoveDevice { name } => self.remove_device(id, &name),
+            R::SetFaults { rules, own } => self.set_faults(id, &rules, own, now),
+            R::ClearFaults { name } => self.clear_faults(id, name.as_deref(), now),
         }
     }
 
@@ -177,6 +182,7 @@ impl Manager {
                     self.srq_failed(srq);
                 }
                 Notification::Detached { session } => self.memory_gone(session),
+                Notification::FaultStruck { fault, qp } => self.fault_struck(fault, qp),
                 Notification::Unlinked { qp } => self.unlinked(qp),
                 Notification::CommunicationEstablished { qp } => {
                     self.cm.communication_established(qp);

@@ -14,6 +14,7 @@ mod capacity;
 mod devices;
 mod dispatch;
 mod domain;
+mod faults;
 mod gids;
 mod ledger;
 mod listener;
@@ -54,6 +55,7 @@ pub use capacity::Capacity;
 pub use devices::DeviceError;
 use devices::RoceDevices;
 use domain::NamedPds;
+use faults::FaultRules;
 use ledger::{Kind, Ledger};
 use memory::NextRegion;
 use numbers::{Handles, Stags};
@@ -85,6 +87,7 @@ pub struct Manager {
     /// GIDs that only QPs of this daemon have, because they are no addresses of the host.
     internal_gids: Vec<Gid>,
     devices: RoceDevices,
+    faults: FaultRules,
     /// Error of the last attempt to read the host's addresses. Empty if it succeeded.
     gids_problem: String,
     /// GIDs, MTU and UDP port of the device, for UD QPs.
@@ -180,6 +183,7 @@ impl Manager {
             datagram_port,
             wired_port: WiredPort::default(),
             devices,
+            faults: FaultRules::default(),
             internal_gids,
             gids,
             gids_problem: String::new(),

@@ -23,6 +23,8 @@ pub struct DeviceRow {
     /// [`QueryGids`](super::RequestBody::QueryGids) returns, or [`NO_GID`] for an empty entry. The
     /// iWARP device has none.
     pub gids: Vec<u16>,
+    /// A fault rule has taken the port down.
+    pub port_down: bool,
 }
 
 /// Marks an empty entry in [`DeviceRow::gids`].

@@ -262,6 +262,26 @@ pub enum Event {
     },
     /// A device was added or removed; `QueryDevice` returns the new list.
     DevicesChanged,
+    /// An asynchronous event that a fault rule raises.
+    Async {
+        /// Number of the event (`ibv_event_type`).
+        event: u32,
+        /// The object concerned.
+        object: AsyncObject,
+    },
+}
+
+/// Object of an asynchronous event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AsyncObject {
+    /// A device or its port, by the name of the device.
+    Device(String),
+    /// A queue pair.
+    Qp(QpId),
+    /// A completion queue.
+    Cq(CqId),
+    /// A shared receive queue.
+    Srq(SrqId),
 }
 
 /// Reason why a connection ended.

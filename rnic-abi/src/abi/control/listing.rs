@@ -68,6 +68,8 @@ pub struct StatusInfo {
     pub gids_problem: String,
     /// Packets received at `wired_port` and dropped as not from a daemon.
     pub packets_dropped: u64,
+    /// Fault rules in force: of the session's user, or of all users for an administrator.
+    pub faults: u32,
 }
 
 /// A page of rows of one kind.
@@ -95,6 +97,8 @@ pub enum Rows {
     Diagnoses(Vec<Diagnosis>),
     /// Notable events, newest first.
     Events(Vec<EventRecord>),
+    /// Fault rules.
+    Faults(Vec<FaultRow>),
 }
 
 /// A session of a client.
@@ -406,4 +410,23 @@ pub struct EventRecord {
     pub kind: String,
     /// Human-readable description.
     pub text: String,
+}
+
+/// A fault rule in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultRow {
+    /// Name, unique among the rules of its owner.
+    pub name: String,
+    /// User who set the rule.
+    pub owner: u32,
+    /// The only session concerned, if the rule ends with it.
+    pub session: Option<SessionId>,
+    /// Occasions that the rule selects, so far.
+    pub seen: u64,
+    /// Faults so far.
+    pub injected: u64,
+    /// The rule has a lasting effect at present: a stopped QP, or a port that is down.
+    pub in_effect: bool,
+    /// The rule, as text.
+    pub rule: String,
 }

@@ -387,6 +387,20 @@ pub enum RequestBody {
         /// Name of the device.
         name: String,
     },
+    /// Sets fault rules ([`FaultRule`](crate::faults::FaultRule)), all or none. Rules for other
+    /// users are for administrators. Reply: `Done`.
+    SetFaults {
+        /// Rules, separated by `;` or line breaks.
+        rules: String,
+        /// The rules concern only this session, and end with it.
+        own: bool,
+    },
+    /// Clears a fault rule of the user, or all. Administrators clear those of all users. Reply:
+    /// `Done`.
+    ClearFaults {
+        /// Name of the rule.
+        name: Option<String>,
+    },
 }
 
 impl RequestBody {
@@ -455,6 +469,8 @@ impl RequestBody {
             R::EstablishRc { qp } => Use.named("EstablishRc").qp(*qp),
             R::AddDevice { .. } => Query.named("AddDevice"),
             R::RemoveDevice { .. } => Query.named("RemoveDevice"),
+            R::SetFaults { .. } => Query.named("SetFaults"),
+            R::ClearFaults { .. } => Query.named("ClearFaults"),
         }
     }
 }
@@ -664,4 +680,6 @@ pub enum ListKind {
     Diagnoses,
     /// Notable events, newest first.
     Events,
+    /// Fault rules, in the order in which they were set.
+    Faults,
 }

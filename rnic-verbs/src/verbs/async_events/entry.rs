@@ -64,6 +64,8 @@ impl Element {
             | IBV_EVENT_QP_ACCESS_ERR
             | IBV_EVENT_QP_LAST_WQE_REACHED
             | IBV_EVENT_COMM_EST
+            | IBV_EVENT_PATH_MIG
+            | IBV_EVENT_PATH_MIG_ERR
             | IBV_EVENT_SQ_DRAINED => Some(Element::Qp),
             IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => Some(Element::Srq),
             _ => None,

@@ -81,7 +81,7 @@ impl ContextBody {
         if adapter.kind() == DeviceKind::Roce {
             device.tables()?;
         }
-        device.opened(&async_events);
+        device.opened(&async_events, &adapter);
         Ok(ContextBody { device, adapter, async_events, operations })
     }
 
@@ -168,7 +168,8 @@ impl ContextBody {
     pub(crate) fn port(&self, port: u8) -> Result<c::ibv_port_attr, Errno> {
         check_port(port)?;
         let mut attr: c::ibv_port_attr = zeroed();
-        attr.state = c::IBV_PORT_ACTIVE;
+        let is_down = self.is_port_down();
+        attr.state = if is_down { c::IBV_PORT_DOWN } else { c::IBV_PORT_ACTIVE };
         attr.max_mtu = MAX_MTU;
         attr.active_mtu = self.mtu();
         attr.gid_tbl_len = int(self.gid_count());
@@ -178,13 +179,20 @@ impl ContextBody {
         // 4 lanes of 25 Gb/s. Programs only display the value.
         attr.active_width = 2;
         attr.active_speed = 32;
-        attr.phys_state = 5;
+        attr.phys_state = if is_down { PHYS_STATE_DISABLED } else { PHYS_STATE_LINK_UP };
         attr.link_layer = c::IBV_LINK_LAYER_ETHERNET;
         if self.kind() == DeviceKind::Roce {
             attr.port_cap_flags = CM_SUPPORTED | IP_BASED_GIDS;
             attr.flags = GRH_REQUIRED;
         }
         Ok(attr)
+    }
+
+    /// Returns true if a fault rule has taken the port down.
+    fn is_port_down(&self) -> bool {
+        let tables = self.device.tables();
+        let rows = tables.as_ref().map_or(&[][..], |tables| &tables.devices);
+        rows.iter().any(|row| self.adapter.is(row) && row.port_down)
     }
 
     /// Returns the active MTU: on Ethernet, the largest verbs MTU for which packets with RoCE v2
@@ -253,6 +261,9 @@ fn check_port(port: u8) -> Result<(), Errno> {
 const CM_SUPPORTED: u32 = 1 << 16;
 /// `IBV_PORT_IP_BASED_GIDS`.
 const IP_BASED_GIDS: u32 = 1 << 26;
+/// Physical states of a port (IBTA specification, volume 1, section 14.2.5.6).
+const PHYS_STATE_DISABLED: u8 = 3;
+const PHYS_STATE_LINK_UP: u8 = 5;
 /// `IBV_QPF_GRH_REQUIRED`.
 const GRH_REQUIRED: u8 = 1;
 

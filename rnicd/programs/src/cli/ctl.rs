@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::rows::Row;
 use super::table::{of_devices, of_status};
-use super::{follow, why};
+use super::{fault, follow, why};
 use crate::{commands, system};
 
 /// Show the state of rnicd, and run administrator commands.
@@ -83,6 +83,9 @@ enum Command {
     /// The devices that programs see: list them, or add or remove a RoCE device (administrators).
     #[command(subcommand)]
     Device(Device),
+    /// Faults on command: failed requests, refused messages, ports that go down, and more.
+    #[command(subcommand)]
+    Fault(fault::Command),
     /// Refuse new sessions, objects and connections, or accept them again (administrators).
     ///
     /// Existing ones are not affected. `rnicctl status` shows whether the daemon is draining.
@@ -173,6 +176,7 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
             context.remove_device(name)?;
             done(json)
         }
+        Command::Fault(ref command) => fault::run(command, context, json),
         Command::Status => {
             let status = context.status()?;
             print(json, &status, &of_status(&status))
@@ -206,9 +210,13 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
 }
 
 /// Prints a list.
-fn list<R: Row>(context: &Context, json: bool) -> Result<(), Box<dyn std::error::Error>> {
-    let all = rows::<R>(context)?;
-    print(json, &all, &R::text(&all))
+pub(super) fn list<R: Row>(context: &Context, json: bool) -> Result<(), Box<dyn std::error::Error>> {
+    print_rows(json, &rows::<R>(context)?)
+}
+
+/// Prints rows.
+pub(super) fn print_rows<R: Row>(json: bool, rows: &[R]) -> Result<(), Box<dyn std::error::Error>> {
+    print(json, rows, &R::text(rows))
 }
 
 /// Returns all pages of a list. Objects may change between pages, so the result is not a snapshot.
@@ -226,7 +234,7 @@ pub fn rows<R: Row>(context: &Context) -> Result<Vec<R>, Error> {
 }
 
 /// Reports success of a command without output.
-fn done(json: bool) -> Result<(), Box<dyn std::error::Error>> {
+pub(super) fn done(json: bool) -> Result<(), Box<dyn std::error::Error>> {
     if json { print(json, &serde_json::json!({ "done": true }), &"") } else { Ok(()) }
 }
 

@@ -4,6 +4,7 @@
 //! modules. The binary calls [`main`].
 
 pub mod ctl;
+pub mod fault;
 mod follow;
 pub mod rows;
 pub mod table;
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use rnic_abi::abi::control::Profile;
+use rnic_client::Context;
 
 use crate::demo;
 use rnicd::config::{
@@ -150,6 +152,9 @@ struct Exec {
     /// and show its last lines if the daemon dies].
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Set the fault rules of this TOML file before the program starts (see `rnicctl fault add`).
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
     /// The program and its arguments. Its environment variable RNIC_SOCKET is the daemon's socket.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -382,8 +387,12 @@ fn exec(args: &Exec) -> Result<ExitCode, Failure> {
         Some(path) if path.as_os_str() == "-" => LogTo::Stderr,
         Some(path) => LogTo::File(path.clone()),
     };
+    let rules = args.faults.as_deref().map(fault::read).transpose()?.unwrap_or_default();
     let daemon = DaemonProcess::start(&text, overrides, log)?;
     let signals = Signals::take(SignalSet::Wrapper)?;
+    if !rules.is_empty() {
+        fault::set(&Context::open_at(daemon.socket())?, &rules)?;
+    }
     let report = |death: &Death| complain(&format!("rnicd: {death}"));
     Ok(exec::end_as(exec::run(daemon, &args.program, &signals, report)?))
 }

@@ -54,6 +54,7 @@ rows! {
     PdRow = Pds;
     LimitRow = Limits;
     EventRecord = Events;
+    FaultRow = Faults;
     // Their texts are too long for a table.
     Diagnosis = Diagnoses, explain_all;
 }

@@ -141,6 +141,7 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("wired port", with_problem(s.wired_port.into(), &s.wired_port_problem)),
         ("GIDs", with_problem(s.gids, &s.gids_problem)),
         ("unknown packets dropped", s.packets_dropped.to_string()),
+        ("fault rules", s.faults.to_string()),
     ];
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
     Table { head: Vec::new(), rows }

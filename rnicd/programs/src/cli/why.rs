@@ -50,6 +50,7 @@ fn describe_event(what: &DiagnosisKind) -> String {
         DiagnosisKind::Lost => "connection lost".to_owned(),
         DiagnosisKind::Ended => "session ended".to_owned(),
         DiagnosisKind::Dropped => "datagram dropped".to_owned(),
+        DiagnosisKind::Injected => "fault".to_owned(),
     }
 }
 

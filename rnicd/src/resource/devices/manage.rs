@@ -4,6 +4,8 @@ use std::path::Path;
 
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, GidRow, NO_GID};
 
+use rnic_abi::types::SessionId;
+
 use super::{ByPattern, DeviceError, RoceDevice};
 use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};
 use crate::resource::{Manager, gids};
@@ -176,6 +178,7 @@ impl Manager {
             interface: device.interface().to_owned(),
             uverbs: device.uverbs,
             gids: device.gids.iter().map(of_daemon).collect(),
+            port_down: false,
         });
         let device = &self.config.device;
         let iwarp = DeviceRow {
@@ -187,8 +190,18 @@ impl Manager {
             interface: String::new(),
             uverbs: 0,
             gids: Vec::new(),
+            port_down: false,
         };
         roce.chain([iwarp]).collect()
+    }
+
+    /// Returns all devices as a session sees them.
+    pub(in crate::resource) fn devices_seen_by(&self, session: SessionId) -> Vec<DeviceRow> {
+        let mut rows = self.device_rows();
+        for row in &mut rows {
+            row.port_down = self.is_port_down(&row.name, session);
+        }
+        rows
     }
 
     /// Returns the GID table of a device.

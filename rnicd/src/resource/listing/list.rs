@@ -48,7 +48,7 @@ impl Manager {
             guid: self.guid.number(),
             max_srq_wr: limits.device.count(Kind::QueueDepth),
             max_backlog: limits.device.count(Kind::Backlog),
-            devices: self.device_rows(),
+            devices: self.devices_seen_by(id),
             profile: self.config.wired.profile,
             tree: self.tree.as_ref().map_or(String::new(), |path| path.display().to_string()),
         }))
@@ -78,6 +78,7 @@ impl Manager {
                 done.terminates_received += device.terminates_received;
             }
         }
+        let faults = self.faults_visible_to(own);
         let for_admins =
             |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
         Outcome::now(ReplyBody::Status(StatusInfo {
@@ -109,6 +110,7 @@ impl Manager {
             gids: u32::try_from(self.gid_count()).unwrap_or(u32::MAX),
             gids_problem: self.gids_problem.clone(),
             packets_dropped: self.workers.dropped_packets(),
+            faults,
         }))
     }
 
@@ -168,6 +170,7 @@ impl Manager {
             ListKind::Limits => self.limit_rows(own, from).reply(Rows::Limits),
             ListKind::Diagnoses => self.list_diagnoses(reader, from).reply(Rows::Diagnoses),
             ListKind::Events => self.list_events(reader, from).reply(Rows::Events),
+            ListKind::Faults => self.fault_rows(own, from).reply(Rows::Faults),
         })
     }
 

@@ -51,6 +51,9 @@ impl Manager {
             .sample(&[], self.records.notes.sequence);
         page.metric("diagnoses_total", MetricKind::Counter, "Recorded failures.")
             .sample(&[], self.records.diagnoses.made());
+        let injected = "Faults injected by fault rules.";
+        page.metric("faults_injected_total", MetricKind::Counter, injected)
+            .sample(&[], self.faults.injected());
         let dropped = "Packets dropped at wired.port as not from a daemon.";
         page.metric("packets_dropped_total", MetricKind::Counter, dropped)
             .sample(&[], self.workers.dropped_packets());

@@ -16,6 +16,7 @@ mod requests;
 mod resolution;
 mod wired_port;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rnic_abi::abi::control::{QpRow, Refusal};
@@ -24,6 +25,7 @@ use rnic_core::device::{Cq, QpShared, Srq};
 use rnic_core::engine::QpConfig;
 
 use crate::resource::domain::{Membership, UseOfPd};
+use crate::resource::faults::QpFaults;
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
 use crate::resource::refuse;
@@ -57,6 +59,8 @@ pub struct Qp {
     pub connection: Option<Connection>,
     /// Charge for the Reads of the connection.
     pub reads: Option<Reads>,
+    /// Fault rules of the QP.
+    pub faults: QpFaults,
     /// Membership in a named domain.
     pub membership: Option<Membership>,
     _uses: QpUses,
@@ -123,6 +127,12 @@ impl Qp {
     /// Returns true if an RC, UC or UD QP is in Rtr, Rts, Sqd or Sqe, with or without a stream.
     fn works(&self) -> bool {
         matches!(self.shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Returns the address of the peer, if known.
+    pub fn peer(&self) -> Option<IpAddr> {
+        let roce = self.rc.as_ref().map(|rc| rc.wiring.remote.address());
+        roce.or(self.connection.map(|connection| connection.addresses.peer.ip()))
     }
 
     /// Returns an error if the QP cannot connect or accept: it is not Idle or not an iWARP QP.

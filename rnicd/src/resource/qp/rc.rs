@@ -20,6 +20,7 @@ use super::{Connection, Qp, QpPhase, wrong_state};
 use crate::clock;
 use crate::config::Loopback;
 use crate::resource::answer::{Answer, Outcome};
+use crate::resource::faults::QpFaults;
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending, find, refuse};
@@ -121,6 +122,7 @@ impl Manager {
         // Valid until the worker sets the state itself.
         object.shared.set_state(QpState::Rtr);
         self.workers.one(worker, EngineCommand::AttachRoce(config));
+        self.refresh_faults_of(qp);
         self.decide_held(qp);
         self.find_local_peer(qp);
         self.rendezvous.peer_changed(qp);
@@ -226,6 +228,7 @@ impl Manager {
             }
             _ => {
                 become_idle(object)?;
+                self.refresh_faults_of(qp);
                 Outcome::done()
             }
         }
@@ -236,6 +239,7 @@ impl Manager {
         let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) else { return };
         match become_idle(object) {
             Ok(()) => {
+                self.refresh_faults_of(qp);
                 self.outbox.answer(id, ReplyBody::Done);
                 self.rendezvous.peer_changed(qp);
             }
@@ -428,6 +432,7 @@ impl Manager {
 
 /// Resets a QP to Idle. No worker may hold the QP.
 fn become_idle(object: &mut Qp) -> Result<(), Refusal> {
+    object.faults = QpFaults::default();
     object.phase = QpPhase::Idle(object.parts.config()?);
     object.shared.set_state(QpState::Idle);
     Ok(())

@@ -16,6 +16,7 @@ use crate::clock;
 use crate::config::Limits;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
+use crate::resource::faults::QpFaults;
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
 use crate::resource::queue::{Room, srq_for_qp};
@@ -94,6 +95,7 @@ impl Manager {
             rc: None,
             datagrams: None,
             rejected: None,
+            faults: QpFaults::default(),
             connection: None,
             reads: None,
             membership,
@@ -104,6 +106,7 @@ impl Manager {
         };
         session.qps.insert(qp, object);
         let (new_arena, descriptors) = session.arenas.keep(made);
+        self.refresh_faults_of(qp);
         let body = ReplyBody::Qp { qp, sq: sq_location, rq: rq_location, new_arena };
         Outcome::with(body, descriptors)
     }

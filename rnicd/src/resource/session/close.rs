@@ -25,6 +25,7 @@ impl Manager {
     pub fn close_session(&mut self, id: SessionId, now: Time) {
         let Some(session) = self.sessions.remove(&id) else { return };
         self.outdated.remove(&id);
+        self.clear_faults_of(id, now);
         self.cm.drop_session(id, now);
         let ticket = self.workers.detach_session(id);
         for (cq, object) in &session.cqs {

@@ -224,6 +224,7 @@ impl World {
     /// Records a notification for the resource manager.
     fn notified(&mut self, notification: Notification) {
         match notification {
+            Notification::FaultStruck { .. } => {}
             Notification::CqFailed(cq) => self.failed_cqs.push(cq),
             Notification::SrqFailed(srq) => self.failed_srqs.push(srq),
             Notification::StagGuessed { peer, .. } => self.guesses.push(peer),

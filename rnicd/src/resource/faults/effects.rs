@@ -1,0 +1,235 @@
+//! Effects of rules on sessions, devices and QPs.
+
+use rnic_abi::abi::control::{AsyncObject, Diagnosis, DiagnosisKind, Event};
+use rnic_abi::faults::{Action, AsyncEvent, Element, FaultName};
+use rnic_abi::types::*;
+use rnic_core::engine::{EngineCommand, QpFault, rule_of_fault};
+
+use super::Lasting;
+use crate::clock;
+use crate::resource::Manager;
+use crate::resource::qp::QpPhase;
+
+/// The session, and the QP if known, whose request a rule selected.
+type Subject = Option<(SessionId, Option<QpId>)>;
+
+impl Manager {
+    /// Returns the time at which [`run_faults`](Self::run_faults) is due.
+    pub fn next_fault(&self) -> Option<Time> {
+        self.faults.next()
+    }
+
+    /// Carries out the rules whose time has come, and ends effects.
+    pub fn run_faults(&mut self, now: Time) {
+        while let Some(&(at, number)) = self.faults.due.first()
+            && at <= now
+        {
+            self.faults.due.pop_first();
+            if self.faults.rules.get(&number).is_some_and(|rule| rule.lasts.is_some()) {
+                self.end_effect(number, now);
+            } else {
+                self.strike(number, None, now);
+            }
+            self.refresh_faults();
+        }
+        while let Some(entry) = self.faults.events.first_entry()
+            && entry.key().0 <= now
+        {
+            let (session, event) = entry.remove();
+            if let Some(session) = self.sessions.get(&session) {
+                session.tell(&event);
+            }
+        }
+    }
+
+    /// Handles a rule that a worker has evaluated.
+    pub(in crate::resource) fn fault_struck(&mut self, number: u64, qp: QpId) {
+        let Some(session) = self.handles.qps.owner(qp.0) else { return };
+        self.take_effect(number, Some((session, Some(qp))), clock::now());
+    }
+
+    /// Counts an occasion of a rule. If the fault takes place, carries it out.
+    pub(super) fn strike(&mut self, number: u64, subject: Subject, now: Time) {
+        let Some(rule) = self.faults.rules.get(&number) else { return };
+        if rule.armed.strikes(now) {
+            self.take_effect(number, subject, now);
+        }
+    }
+
+    /// Carries out the effect of a rule: on the subject, or without one on all that it selects.
+    pub(super) fn take_effect(&mut self, number: u64, subject: Subject, now: Time) {
+        let Some(rule) = self.faults.rules.get(&number) else { return };
+        let name = rule.name();
+        let action = rule.armed.rule.action;
+        let qps = self.qps_of(number, subject);
+        let sessions = self.sessions_of(number, subject);
+        match action {
+            Action::Disconnect | Action::QpFatal => {
+                let (effect, text) = match action {
+                    Action::Disconnect => (QpFault::Disconnect, "the connection was ended"),
+                    _ => (QpFault::Fatal, "the queue pair has failed"),
+                };
+                for (session, qp) in qps {
+                    self.inject(qp, name, effect);
+                    self.record_fault(session, name, Some(qp), text, now);
+                }
+            }
+            Action::Stop { time } => {
+                let only = subject.and_then(|(_, qp)| qp);
+                let lasting = only.map_or(Lasting::All, Lasting::Qp);
+                self.begin_effect(number, lasting, time, now);
+                for (session, qp) in qps {
+                    self.record_fault(session, name, Some(qp), "the queue pair was stopped", now);
+                }
+            }
+            Action::PortDown { time } => {
+                self.begin_effect(number, Lasting::All, time, now);
+                self.raise(number, AsyncEvent::PORT_ERR, subject, now);
+            }
+            Action::Event { event } => self.raise(number, event, subject, now),
+            Action::DeviceFatal => {
+                self.raise(number, AsyncEvent::DEVICE_FATAL, None, now);
+                for (_, qp) in self.qps_of(number, None) {
+                    self.inject(qp, name, QpFault::Fatal);
+                }
+            }
+            Action::EndSession => {
+                for session in sessions {
+                    self.record_fault(session, name, None, "the session was ended", now);
+                    self.outbox.end(session, rule_of_fault(name));
+                }
+            }
+            // Workers and `verb_fault` carry out the others.
+            _ => {}
+        }
+        self.refresh_faults();
+    }
+
+    fn inject(&mut self, qp: QpId, name: FaultName, effect: QpFault) {
+        let Some((session, object)) = self.qp_of(qp) else { return };
+        match object.phase {
+            QpPhase::Bound(worker) => {
+                self.workers.one(worker, EngineCommand::Inject(qp, name, effect));
+            }
+            _ if effect == QpFault::Fatal => {
+                // A QP that no worker holds. The answer of the ticket has no request.
+                let _ = self.qp_to_error(session, qp);
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_effect(
+        &mut self,
+        number: u64,
+        lasting: Lasting,
+        time: Option<std::time::Duration>,
+        now: Time,
+    ) {
+        let Some(rule) = self.faults.rules.get_mut(&number) else { return };
+        rule.lasts = Some(lasting);
+        self.faults.due.retain(|(_, of)| *of != number);
+        if let Some(time) = time {
+            self.faults.due.insert((now.after(time), number));
+        }
+    }
+
+    /// Ends the lasting effect of a rule, if it has one. The caller must then refresh the QPs.
+    pub(super) fn end_effect(&mut self, number: u64, now: Time) {
+        let Some(rule) = self.faults.rules.get_mut(&number) else { return };
+        let lasted = rule.lasts.take().is_some();
+        if lasted && matches!(rule.armed.rule.action, Action::PortDown { .. }) {
+            self.raise(number, AsyncEvent::PORT_ACTIVE, None, now);
+        }
+    }
+
+    /// Raises an asynchronous event for the objects that a rule selects.
+    fn raise(&mut self, number: u64, event: AsyncEvent, subject: Subject, now: Time) {
+        let Some(rule) = self.faults.rules.get(&number) else { return };
+        let name = rule.name();
+        let select = rule.armed.rule.select.clone();
+        let text = format!("{} was raised", event.name());
+        let mut told = Vec::new();
+        for id in self.sessions_of(number, subject) {
+            let Some(session) = self.sessions.get(&id) else { continue };
+            let is = |wanted: Option<u32>, number: u32| wanted.is_none_or(|n| n == number);
+            let objects: Vec<AsyncObject> = match event.element() {
+                Element::Device | Element::Port => {
+                    let devices = self.device_names(select.device.as_deref());
+                    devices.into_iter().map(AsyncObject::Device).collect()
+                }
+                Element::Qp => {
+                    let qps = self.qps_of(number, subject).into_iter();
+                    qps.filter(|(of, _)| *of == id).map(|(_, qp)| AsyncObject::Qp(qp)).collect()
+                }
+                Element::Cq => {
+                    let cqs = session.cqs.keys().filter(|cq| is(select.cq, cq.0));
+                    cqs.map(|cq| AsyncObject::Cq(*cq)).collect()
+                }
+                Element::Srq => session.srqs.keys().map(|srq| AsyncObject::Srq(*srq)).collect(),
+            };
+            for object in objects {
+                session.tell(&Event::Async { event: event.number(), object });
+            }
+            told.push(id);
+        }
+        for id in told {
+            self.record_fault(id, name, None, &text, now);
+        }
+    }
+
+    /// Returns the names of all devices, or of one.
+    fn device_names(&self, only: Option<&str>) -> Vec<String> {
+        let all = self.device_rows().into_iter().map(|row| row.name);
+        all.filter(|name| only.is_none_or(|only| only == name)).collect()
+    }
+
+    /// Returns true if a rule of this session's user has taken down the port of a device.
+    pub(in crate::resource) fn is_port_down(&self, device: &str, session: SessionId) -> bool {
+        let Some(session) = self.sessions.get(&session) else { return false };
+        self.faults.rules.values().any(|rule| {
+            let of = &rule.armed.rule;
+            rule.lasts.is_some()
+                && matches!(of.action, Action::PortDown { .. })
+                && of.select.device.as_deref().is_none_or(|name| name == device)
+                && rule.selects(session)
+        })
+    }
+
+    fn sessions_of(&self, number: u64, subject: Subject) -> Vec<SessionId> {
+        let Some(rule) = self.faults.rules.get(&number) else { return Vec::new() };
+        let selected = self.sessions.values().filter(|session| rule.selects(session));
+        let ids = selected.map(|session| session.id);
+        ids.filter(|id| subject.is_none_or(|(only, _)| only == *id)).collect()
+    }
+
+    fn qps_of(&self, number: u64, subject: Subject) -> Vec<(SessionId, QpId)> {
+        let Some(rule) = self.faults.rules.get(&number) else { return Vec::new() };
+        let only = subject.and_then(|(_, qp)| qp);
+        let mut found = Vec::new();
+        for session in self.sessions.values() {
+            for (id, qp) in &session.qps {
+                if only.is_none_or(|only| only == *id)
+                    && self.selects_qp(rule, session, *id, qp)
+                {
+                    found.push((session.id, *id));
+                }
+            }
+        }
+        found
+    }
+
+    /// Records that a rule had an effect.
+    pub(super) fn record_fault(
+        &mut self,
+        session: SessionId,
+        name: FaultName,
+        qp: Option<QpId>,
+        text: &str,
+        now: Time,
+    ) {
+        let rule = rule_of_fault(name);
+        let why = Diagnosis { qp, ..Diagnosis::new(session, DiagnosisKind::Injected, rule, text) };
+        self.records.diagnoses.record(now, why);
+    }
+}

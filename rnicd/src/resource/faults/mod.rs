@@ -1,0 +1,89 @@
+//! Fault rules: who may set them, which sessions and QPs they concern, and their effects outside of
+//! the engine.
+//!
+//! A rule acts on the sessions of the user who set it, or of one session. An administrator may
+//! select other users. Workers evaluate the rules of requests, messages and completions. Each QP has
+//! the list of its rules ([`qps`]), so that a QP without rules pays nothing. The control thread
+//! evaluates the rules of verbs ([`verbs`]) and those whose time has come ([`effects`]).
+
+mod effects;
+mod qps;
+mod requests;
+mod verbs;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use rnic_abi::abi::control::Event;
+use rnic_abi::faults::FaultName;
+use rnic_abi::types::*;
+use rnic_core::device::ArmedFault;
+
+use crate::resource::ledger::Charge;
+use crate::resource::session::Session;
+pub(super) use qps::QpFaults;
+
+/// The rules in force, and their timers.
+#[derive(Default)]
+pub(super) struct FaultRules {
+    /// By number, in the order in which they were set.
+    rules: BTreeMap<u64, Rule>,
+    last: u64,
+    /// Rules with a timer, by time.
+    due: BTreeSet<(Time, u64)>,
+    /// Events to be delivered later, by time and an order number.
+    events: BTreeMap<(Time, u64), (SessionId, Event)>,
+    /// Faults of rules that have been cleared.
+    past: u64,
+}
+
+/// A rule with its owner.
+struct Rule {
+    armed: Arc<ArmedFault>,
+    /// User who set the rule.
+    owner: u32,
+    /// User concerned; `None` for all.
+    user: Option<u32>,
+    /// The only session concerned. The rule ends with it.
+    session: Option<SessionId>,
+    /// The objects with a lasting effect of the rule.
+    lasts: Option<Lasting>,
+    _charge: Charge,
+}
+
+/// Objects with a lasting effect of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasting {
+    /// All that the rule selects.
+    All,
+    /// One QP.
+    Qp(QpId),
+}
+
+impl Rule {
+    /// Returns true if the rule concerns a session.
+    fn selects(&self, session: &Session) -> bool {
+        let client = &session.client;
+        let of_user = || self.user.is_none_or(|uid| client.account() == Some(uid));
+        self.session.map_or_else(of_user, |only| only == session.id)
+            && self.armed.rule.select.selects_program(client.pid, &client.command)
+    }
+
+    fn name(&self) -> FaultName {
+        self.armed.name
+    }
+}
+
+impl FaultRules {
+    /// Returns the earliest time at which something is due.
+    fn next(&self) -> Option<Time> {
+        let rule = self.due.first().map(|(at, _)| *at);
+        let event = self.events.keys().next().map(|(at, _)| *at);
+        rule.into_iter().chain(event).min()
+    }
+
+    /// Returns the number of faults so far.
+    pub fn injected(&self) -> u64 {
+        self.past + self.rules.values().map(|rule| rule.armed.counter.injected()).sum::<u64>()
+    }
+}

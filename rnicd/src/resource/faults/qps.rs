@@ -1,0 +1,109 @@
+//! The rules of each QP.
+
+use std::sync::Arc;
+
+use rnic_abi::faults::{Action, FaultName, Selector};
+use rnic_abi::types::*;
+use rnic_core::device::ArmedFault;
+use rnic_core::engine::EngineCommand;
+
+use super::{Lasting, Rule};
+use crate::resource::Manager;
+use crate::resource::qp::{Qp, QpPhase};
+use crate::resource::session::Session;
+
+/// What the engine, or the configuration of a QP that no worker holds, was last told.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct QpFaults {
+    rules: Vec<u64>,
+    stopped: Option<FaultName>,
+}
+
+impl Manager {
+    /// Gives each QP its rules.
+    pub(in crate::resource) fn refresh_faults(&mut self) {
+        let qps = self.sessions.values().flat_map(|session| session.qps.keys().copied());
+        for qp in qps.collect::<Vec<_>>() {
+            self.refresh_faults_of(qp);
+        }
+    }
+
+    /// Gives a QP its rules. Called when it is created, and when its peer or device is known.
+    pub(in crate::resource) fn refresh_faults_of(&mut self, qp: QpId) {
+        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
+        let Some(session) = self.sessions.get(&owner) else { return };
+        let Some(object) = session.qps.get(&qp) else { return };
+        let (rules, stopped) = self.faults_of(session, qp, object);
+        let told = QpFaults { rules: rules.iter().map(|rule| rule.number).collect(), stopped };
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        if object.faults == told {
+            return;
+        }
+        let last = std::mem::replace(&mut object.faults, told);
+        match &mut object.phase {
+            QpPhase::Idle(config) | QpPhase::Connecting(config) | QpPhase::Accepting(config) => {
+                config.faults = rules;
+                config.stopped = stopped;
+            }
+            QpPhase::Bound(worker) => {
+                let worker = *worker;
+                if last.stopped != stopped {
+                    self.workers.one(worker, EngineCommand::SetStopped(qp, stopped));
+                }
+                self.workers.one(worker, EngineCommand::SetFaults(qp, rules));
+            }
+            QpPhase::Leaving => {}
+        }
+    }
+
+    fn faults_of(
+        &self,
+        session: &Session,
+        id: QpId,
+        qp: &Qp,
+    ) -> (Vec<Arc<ArmedFault>>, Option<FaultName>) {
+        let rules = self.faults.rules.values();
+        let selected = rules.filter(|rule| self.selects_qp(rule, session, id, qp));
+        let mut of_engine = Vec::new();
+        let mut stopped = None;
+        for rule in selected {
+            let stops = match (rule.armed.rule.action, rule.lasts) {
+                (Action::PortDown { .. }, lasts) => lasts.is_some(),
+                (Action::Stop { .. }, Some(Lasting::All)) => true,
+                (Action::Stop { .. }, Some(Lasting::Qp(only))) => only == id,
+                _ => false,
+            };
+            if stops {
+                stopped = Some(rule.name());
+            }
+            if rule.armed.rule.point.is_of_engine() {
+                of_engine.push(rule.armed.clone());
+            }
+        }
+        (of_engine, stopped)
+    }
+
+    /// Returns true if a rule concerns a QP.
+    pub(super) fn selects_qp(&self, rule: &Rule, session: &Session, id: QpId, qp: &Qp) -> bool {
+        let Selector { device, pd, qp: only, cq, peer, .. } = &rule.armed.rule.select;
+        let is = |wanted: &Option<u32>, number: u32| wanted.is_none_or(|wanted| wanted == number);
+        rule.selects(session)
+            && is(only, id.0)
+            && is(pd, qp.pd.0)
+            && (is(cq, qp.send_cq.0) || is(cq, qp.recv_cq.0))
+            && peer.is_none_or(|peer| qp.peer() == Some(peer))
+            && device.as_ref().is_none_or(|device| self.is_on(qp, device))
+    }
+
+    /// Returns true if a QP belongs to a device. A QP of a RoCE device that has no GID yet may
+    /// belong to any of them.
+    fn is_on(&self, qp: &Qp, device: &str) -> bool {
+        if !qp.kind.is_roce() {
+            return self.config.device.name == device;
+        }
+        match &qp.rc {
+            Some(rc) => self.gids_of(device).iter().any(|row| row.gid == rc.wiring.local),
+            None => self.config.device.name != device,
+        }
+    }
+}

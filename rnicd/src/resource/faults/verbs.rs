@@ -1,0 +1,92 @@
+//! Rules of verbs, which the control thread evaluates for each request of a program.
+
+use rnic_abi::abi::control::{Event, Refusal, RequestInfo};
+use rnic_abi::faults::{Action, FaultRule, Point, Selector, Verb};
+use rnic_abi::types::*;
+use rnic_core::engine::rule_of_fault;
+
+use crate::resource::Manager;
+use crate::resource::answer::{Answer, Outcome};
+
+impl Manager {
+    /// Evaluates the rules of a request. Returns its answer if a rule gives one.
+    pub(in crate::resource) fn verb_fault(
+        &mut self,
+        id: SessionId,
+        asked: &RequestInfo,
+        now: Time,
+    ) -> Option<Answer> {
+        if self.faults.rules.is_empty() {
+            return None;
+        }
+        let verb = Verb::of_request(asked.name)?;
+        let session = self.sessions.get(&id)?;
+        let object = asked.qp.and_then(|qp| Some((qp, session.qps.get(&qp)?)));
+        let selects = |rule: &super::Rule| {
+            let FaultRule { select, point, .. } = &rule.armed.rule;
+            let Selector { pd, qp, verb: only, .. } = select;
+            *point == Point::Verb
+                && only.is_none_or(|only| only == verb)
+                && rule.selects(session)
+                && pd.is_none_or(|pd| asked.pd == Some(PdId(pd)))
+                && qp.is_none_or(|qp| asked.qp == Some(QpId(qp)))
+                && object.is_none_or(|(qp, object)| {
+                    asked.pd.is_some() || self.selects_qp(rule, session, qp, object)
+                })
+        };
+        let rules = self.faults.rules.iter().filter(|(_, rule)| selects(rule));
+        let struck = rules.filter(|(_, rule)| rule.armed.strikes(now));
+        let struck: Vec<_> =
+            struck.map(|(number, rule)| (*number, rule.name(), rule.armed.rule.action)).collect();
+        let mut answer = None;
+        for (number, name, action) in struck {
+            match action {
+                Action::Fail { errno } => {
+                    answer = Some(Err(Refusal::System {
+                        what: rule_of_fault(name),
+                        error: rustix::io::Errno::from_raw_os_error(errno.into()).to_string(),
+                        errno,
+                    }));
+                }
+                Action::Reject { .. } | Action::Unreachable { .. } => {
+                    let Some(qp) = asked.qp else { continue };
+                    let event = self.failed_connect(qp, action, &rule_of_fault(name));
+                    let by = if let Action::Unreachable { by, .. } = action { by } else { ZERO };
+                    if let Some(event) = event {
+                        self.record_fault(id, name, Some(qp), "a connection request failed", now);
+                        self.tell_later(now.after(by), id, event);
+                        answer = Some(Outcome::done());
+                    }
+                }
+                _ => self.take_effect(number, Some((id, asked.qp)), now),
+            }
+        }
+        answer
+    }
+
+    /// Returns the event of a connection attempt that fails.
+    fn failed_connect(&mut self, qp: QpId, action: Action, why: &str) -> Option<Event> {
+        let (_, object) = self.qp_of(qp)?;
+        let context = object.shared.context.load(std::sync::atomic::Ordering::Relaxed);
+        let is_rc = object.kind.is_roce() && object.kind != QpType::Ud;
+        Some(match action {
+            Action::Reject { reason } if is_rc => {
+                Event::RcRejected { qp, context, reason, private_data: vec![0; REJ_DATA] }
+            }
+            Action::Reject { .. } => Event::Rejected { qp, context, private_data: Vec::new() },
+            Action::Unreachable { errno, .. } => {
+                Event::Unreachable { qp, context, errno, reason: why.to_owned() }
+            }
+            _ => return None,
+        })
+    }
+
+    fn tell_later(&mut self, at: Time, session: SessionId, event: Event) {
+        self.faults.last += 1;
+        self.faults.events.insert((at, self.faults.last), (session, event));
+    }
+}
+
+const ZERO: std::time::Duration = std::time::Duration::ZERO;
+/// Length of the private data of a rejection (IBTA specification, volume 1, section 12.6.7).
+const REJ_DATA: usize = 148;
