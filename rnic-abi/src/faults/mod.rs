@@ -9,6 +9,7 @@ mod error;
 mod name;
 mod names;
 mod opcode;
+pub mod order;
 mod rule;
 mod select;
 mod trigger;
