@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use super::error::FaultError;
+use super::link::LinkShape;
 use super::names::{Names, errno, listed, status};
+use super::order::{MAX_HOLD, Order, OrderModel};
+use super::trigger::probability;
 use super::words::Words;
 use crate::types::{CompletionStatus, TerminateCode};
+use crate::units::Span;
 
 /// Effect of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +83,17 @@ pub enum Action {
     DeviceFatal,
     /// Ends the session, as if its program had been killed.
     EndSession,
+    /// Shapes the link of the QP's outgoing data, as long as the rule is in force.
+    Link(LinkShape),
+    /// Chooses the order in which the QP places incoming data, as long as the rule is in force.
+    Order {
+        /// Choice among the permitted orders.
+        order: Order,
+        /// The permitted orders.
+        model: OrderModel,
+        /// Numbers of the messages whose order may change: the first, and the first that may not.
+        inversions: Option<(u64, u64)>,
+    },
 }
 
 /// Error as which a message is refused.
@@ -194,12 +209,14 @@ pub enum Point {
     Verb,
     /// The rule is set, or its time has come.
     Once,
+    /// Always: the rule is a setting of the QP.
+    Setting,
 }
 
 impl Point {
     /// Returns true if a worker evaluates the rule.
     pub fn is_of_engine(self) -> bool {
-        !matches!(self, Point::Verb | Point::Once)
+        !matches!(self, Point::Verb | Point::Once | Point::Setting)
     }
 }
 
@@ -222,6 +239,8 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("event", &["event"]),
     ("device-fatal", &[]),
     ("end-session", &[]),
+    ("link", &["delay", "jitter", "rate", "stall", "loss", "duplicate", "reorder", "truncate"]),
+    ("order", &["order", "model", "hold", "inversions"]),
 ];
 
 impl Action {
@@ -281,6 +300,8 @@ impl Action {
                 Action::Event { event: event.ok_or_else(|| missing("event"))? }
             }
             "device-fatal" => Action::DeviceFatal,
+            "link" => Action::Link(link(words)?),
+            "order" => order(words)?,
             _ => Action::EndSession,
         };
         Ok((action, name))
@@ -302,6 +323,7 @@ impl Action {
             | Action::Event { .. }
             | Action::DeviceFatal
             | Action::EndSession => Point::Once,
+            Action::Link(_) | Action::Order { .. } => Point::Setting,
         }
     }
 
@@ -315,6 +337,86 @@ impl Action {
     }
 }
 
+/// Takes the shape of a link. The seed also belongs to the trigger, which settings do not have.
+fn link(words: &mut Words) -> Result<LinkShape, FaultError> {
+    let share = |share: Option<u32>| share.unwrap_or_default();
+    let shape = LinkShape {
+        delay: words.time("delay")?.unwrap_or_default(),
+        jitter: words.time("jitter")?.unwrap_or_default(),
+        rate: words.parse("rate", rate)?,
+        stall: words.parse("stall", yes)?.unwrap_or_default(),
+        loss: share(words.parse("loss", millionths)?),
+        duplicate: share(words.parse("duplicate", millionths)?),
+        reorder: share(words.parse("reorder", millionths)?),
+        truncate: share(words.parse("truncate", millionths)?),
+        seed: words.number("seed", 0, u64::MAX)?.unwrap_or_default(),
+    };
+    shape.check().map_err(|error| FaultError::Value {
+        key: "do".to_owned(),
+        value: "link".to_owned(),
+        why: error.to_string(),
+    })?;
+    Ok(shape)
+}
+
+/// Takes the memory order.
+fn order(words: &mut Words) -> Result<Action, FaultError> {
+    let model = words.parse("model", |value| {
+        let found = OrderModel::ALL.into_iter().find(|model| model.name() == value);
+        found.ok_or_else(|| "needs one of iwarp, rc, rc-relaxed".to_owned())
+    })?;
+    let hold = words.parse("hold", |value| match Span::parse(value)?.0 {
+        hold if hold <= MAX_HOLD => Ok(hold),
+        _ => Err(format!("is longer than {} s", MAX_HOLD.as_secs())),
+    })?;
+    let hold = hold.unwrap_or(HOLD);
+    let seed = words.number("seed", 0, u64::MAX)?;
+    let order = words.parse("order", |value| match (value, seed) {
+        ("worst", None) => Ok(Order::Worst { hold }),
+        ("worst", Some(_)) => Err("has no seed".to_owned()),
+        ("random", seed) => Ok(Order::Random { seed: seed.unwrap_or_default(), hold }),
+        _ => Err("needs worst or random".to_owned()),
+    })?;
+    let missing = |key| FaultError::Missing { action: "order", key };
+    Ok(Action::Order {
+        order: order.ok_or_else(|| missing("order"))?,
+        model: model.ok_or_else(|| missing("model"))?,
+        inversions: words.parse("inversions", |value| {
+            let range = value
+                .split_once("..")
+                .and_then(|(from, to)| Some((from.parse::<u64>().ok()?, to.parse::<u64>().ok()?)));
+            range.ok_or_else(|| "needs FROM..TO, whole numbers without TO itself".to_owned())
+        })?,
+    })
+}
+
+/// Parses bits per second: a number with `bit`, `kbit`, `Mbit` or `Gbit`.
+fn rate(text: &str) -> Result<u64, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit.to_lowercase().as_str() {
+        "bit" => Some(1),
+        "kbit" => Some(1_000),
+        "mbit" => Some(1_000_000),
+        "gbit" => Some(1_000_000_000),
+        _ => None,
+    };
+    let rate = number.parse::<u64>().ok().zip(unit).and_then(|(n, unit)| n.checked_mul(unit));
+    rate.ok_or_else(|| "needs bits per second, as in 100Mbit (bit, kbit, Mbit, Gbit)".to_owned())
+}
+
+fn yes(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| "needs true or false".to_owned())
+}
+
+/// Parses a share as parts per million.
+fn millionths(text: &str) -> Result<u32, String> {
+    probability(text).map(|billionths| billionths / 1000)
+}
+
+/// Time for which the first piece of a message is held, unless the rule states another.
+const HOLD: Duration = Duration::from_millis(1);
+
 /// Returns the keys of an action, for error texts.
 pub(super) fn keys_of(action: &str) -> &'static [&'static str] {
     ACTIONS.iter().find(|(name, _)| *name == action).map_or(&[], |(_, keys)| keys)
@@ -326,7 +428,9 @@ fn terminate_code(text: &str) -> Result<TerminateCode, String> {
     let mut next = |most| parts.next().flatten().filter(|part| *part <= most);
     match (next(2), next(15), next(u8::MAX), parts.next()) {
         (Some(layer), Some(etype), Some(code), None) => Ok(TerminateCode { layer, etype, code }),
-        _ => Err("needs LAYER/TYPE/CODE in hexadecimal, as in 1/2/02 (RFC 5040 section 4.8)".into()),
+        _ => {
+            Err("needs LAYER/TYPE/CODE in hexadecimal, as in 1/2/02 (RFC 5040 section 4.8)".into())
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod action;
 mod error;
+pub mod link;
 mod name;
 mod names;
 mod opcode;

@@ -43,9 +43,7 @@ impl FaultRule {
     /// # Errors
     ///
     /// The first error.
-    pub fn of_pairs(
-        pairs: impl IntoIterator<Item = (String, String)>,
-    ) -> Result<Self, FaultError> {
+    pub fn of_pairs(pairs: impl IntoIterator<Item = (String, String)>) -> Result<Self, FaultError> {
         let mut words = Words::default();
         for (key, value) in pairs {
             words.add(key, value)?;
@@ -74,6 +72,11 @@ impl FaultRule {
             Point::Verb => select.opcode.is_some().then_some("opcode"),
             Point::Fpdu if select.opcode.is_some() => Some("opcode"),
             _ => select.verb.is_some().then_some("verb"),
+        };
+        let unused = match point {
+            Point::Setting if !trigger.selects_all() => Some("a number, probability or limit"),
+            Point::Setting if select.opcode.is_some() => Some("opcode"),
+            _ => unused,
         };
         if let Some(key) = words.left().or(unused) {
             let own = keys_of(action_name).iter();

@@ -47,6 +47,11 @@ impl Trigger {
         })
     }
 
+    /// Returns true if every occasion is selected.
+    pub(super) fn selects_all(&self) -> bool {
+        *self == Trigger { after: self.after, ..Trigger::default() }
+    }
+
     /// Returns true if occasion `n` is selected.
     fn selects(&self, n: u64) -> bool {
         let numbered = match (self.nth, self.every) {
@@ -63,7 +68,7 @@ impl Trigger {
 }
 
 /// Parses `0.01` or `1%`.
-fn probability(text: &str) -> Result<u32, String> {
+pub(super) fn probability(text: &str) -> Result<u32, String> {
     let (number, unit) = match text.strip_suffix('%') {
         Some(number) => (number, 100.0),
         None => (text, 1.0),
@@ -137,7 +142,8 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_faults() {
-        let one_in_ten = |seed| Trigger { probability: Some(100_000_000), seed, ..Trigger::default() };
+        let one_in_ten =
+            |seed| Trigger { probability: Some(100_000_000), seed, ..Trigger::default() };
         let first = struck(one_in_ten(1), 10_000);
         assert_eq!(first, struck(one_in_ten(1), 10_000));
         assert_ne!(first, struck(one_in_ten(2), 10_000));

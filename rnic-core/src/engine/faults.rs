@@ -85,8 +85,7 @@ impl QpCore {
         opcode: Option<Opcode>,
         engine: &mut EngineState,
     ) -> Option<Reason> {
-        let (rule, action) =
-            self.faults.as_ref()?.strikes(Point::Request, opcode, engine.now)?;
+        let (rule, action) = self.faults.as_ref()?.strikes(Point::Request, opcode, engine.now)?;
         let fault = rule.name;
         if let Action::Complete { status } = action {
             return Some(Reason::Injected { fault, effect: Effect::Completes(status) });

@@ -155,7 +155,8 @@ impl Device {
     /// Returns the event queues of all contexts with their devices.
     fn event_queues(&self) -> Vec<(Arc<AsyncEvents>, Arc<Adapter>)> {
         let contexts = self.contexts.lock();
-        let live = contexts.iter().map(|(events, adapter)| Some((events.upgrade()?, adapter.clone())));
+        let live =
+            contexts.iter().map(|(events, adapter)| Some((events.upgrade()?, adapter.clone())));
         live.flatten().collect()
     }
 

@@ -45,6 +45,7 @@ pub use kind::{Kind, Scope};
 pub use limits::{Limits, UNLIMITED, Values};
 pub use log::log_filter;
 pub use ports::PortMap;
+pub use rnic_abi::units::{Size, Span, SpanOrOff};
 pub use roce_devices::{
     MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, check_interface, device_name,
 };
@@ -52,7 +53,6 @@ pub use rules::{AddressRule, NamedPd, Override};
 use rules::{ConnectTable, ListenTable, PdTable};
 use section::{Row, Section};
 pub use subjects::{Id, Subjects};
-pub use rnic_abi::units::{Size, Span, SpanOrOff};
 pub use values::{Loopback, Mulpdu, Seccomp, TreeAt};
 pub use warnings::warnings;
 

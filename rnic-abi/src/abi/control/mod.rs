@@ -23,8 +23,8 @@ pub use device::{DeviceKind, DeviceRow, NO_GID, Profile};
 pub use event::{AsyncObject, DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
 pub use listing::{
-    ClientRow, CqRow, Diagnosis, DiagnosisKind, EventRecord, FaultRow, LimitRow, ListenerRow, MrRow, PdRow,
-    QpCounters, QpRow, Rows, SrqRow, StatusInfo, WindowRow,
+    ClientRow, CqRow, Diagnosis, DiagnosisKind, EventRecord, FaultRow, LimitRow, ListenerRow,
+    MrRow, PdRow, QpCounters, QpRow, Rows, SrqRow, StatusInfo, WindowRow,
 };
 pub use qp_attr::{GidRow, QpChange, Sending, Wiring};
 pub use refusal::Refusal;

@@ -264,7 +264,8 @@ impl Requester {
         let seq = self.push_in_flight(entry);
         let spare = &h.params[opcode.map_or(0, SendOpcode::parameters)..];
         let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
-        let fault = core.faults.is_some().then(|| core.request_fault(opcode.map(FaultOpcode::of), engine));
+        let fault =
+            core.faults.is_some().then(|| core.request_fault(opcode.map(FaultOpcode::of), engine));
         let begun = match opcode {
             _ if let Some(Some(reason)) = fault => Err(reason),
             None => Err(Reason::Opcode(h.opcode)),

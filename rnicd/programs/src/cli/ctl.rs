@@ -210,7 +210,10 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
 }
 
 /// Prints a list.
-pub(super) fn list<R: Row>(context: &Context, json: bool) -> Result<(), Box<dyn std::error::Error>> {
+pub(super) fn list<R: Row>(
+    context: &Context,
+    json: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
     print_rows(json, &rows::<R>(context)?)
 }
 

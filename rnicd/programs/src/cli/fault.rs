@@ -108,10 +108,8 @@ pub fn read(path: &Path) -> Result<Vec<String>, FileError> {
     let read = |error| FileError::Read { path: path.to_owned(), error };
     let text = std::fs::read_to_string(path).map_err(read)?;
     let parsed = toml::from_str(&text);
-    let File { fault } = parsed.map_err(|error| FileError::Toml {
-        path: path.to_owned(),
-        error: Box::new(error),
-    })?;
+    let File { fault } = parsed
+        .map_err(|error| FileError::Toml { path: path.to_owned(), error: Box::new(error) })?;
     let rules = fault.into_iter().zip(1..).map(|(table, number)| {
         let pairs = table.into_iter().map(|(key, value)| {
             let value = match value {

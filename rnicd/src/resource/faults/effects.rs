@@ -209,9 +209,7 @@ impl Manager {
         let mut found = Vec::new();
         for session in self.sessions.values() {
             for (id, qp) in &session.qps {
-                if only.is_none_or(|only| only == *id)
-                    && self.selects_qp(rule, session, *id, qp)
-                {
+                if only.is_none_or(|only| only == *id) && self.selects_qp(rule, session, *id, qp) {
                     found.push((session.id, *id));
                 }
             }

@@ -110,9 +110,7 @@ impl Manager {
         let uid = client.identity.uid;
         let admin = client.rights.admin;
         let known = client.account().is_some();
-        let mine = |rule: &Rule| {
-            admin || rule.session == Some(id) || known && rule.owner == uid
-        };
+        let mine = |rule: &Rule| admin || rule.session == Some(id) || known && rule.owner == uid;
         let selected = |rule: &Rule| mine(rule) && name.is_none_or(|n| rule.name().as_str() == n);
         let rules = self.faults.rules.iter().filter(|(_, rule)| selected(rule));
         let numbers: Vec<u64> = rules.map(|(number, _)| *number).collect();
@@ -157,7 +155,11 @@ impl Manager {
     }
 
     /// Returns a page of the rules that the session's user has set, or that all users have.
-    pub(in crate::resource) fn fault_rows(&self, own: Option<SessionId>, from: u64) -> Page<FaultRow> {
+    pub(in crate::resource) fn fault_rows(
+        &self,
+        own: Option<SessionId>,
+        from: u64,
+    ) -> Page<FaultRow> {
         let total = self.faults_visible_to(own) as usize;
         let rows = self.visible_faults(own).filter(|(number, _)| **number >= from);
         Page::new(rows.map(|(number, rule)| (*number, rule)), total, row)
