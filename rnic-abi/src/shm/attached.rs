@@ -36,8 +36,9 @@ pub struct AddressSpace {
     file: OwnedFd,
     /// Set when a copy finds that the address space has ended. Never cleared.
     gone: AtomicBool,
-    /// Held during [`update_u64`](Self::update_u64).
-    changing: Mutex<()>,
+    /// Held during [`update_u64`](Self::update_u64). The address and value of a word whose write
+    /// is delayed.
+    changing: Mutex<Option<(u64, u64)>>,
 }
 
 /// Reason why a copy failed. Bytes written before the failure stay written.
@@ -88,7 +89,7 @@ impl AddressSpace {
             Ok(()) => Ok(Arc::new(AddressSpace {
                 file,
                 gone: AtomicBool::new(false),
-                changing: Mutex::new(()),
+                changing: Mutex::new(None),
             })),
             Err(error) => Err((error, file)),
         }
@@ -122,16 +123,49 @@ impl AddressSpace {
     ) -> Result<u64, AttachedFault> {
         // A thread that waits for this lock waits for pages of the same owner.
         //= 7306-5-1, 7306-5.3-1, 7306-5.4-2
-        let _changing = self.changing.lock();
-        let mut word = [0; 8];
-        self.read(address, &mut word)?;
-        //= 7306-5.1.1-8
-        let old = u64::from_ne_bytes(word);
+        let mut delayed = self.changing.lock();
+        self.write_delayed(&mut delayed);
+        let old = self.read_u64(address)?;
         let new = change(old);
         if new != old {
             self.write(address, &new.to_ne_bytes(), false)?;
         }
         Ok(old)
+    }
+
+    /// Changes a word like [`update_u64`](Self::update_u64), but writes it later: by
+    /// [`finish_update`](Self::finish_update) or before the next change of any word. Stores of the
+    /// owner until then are lost.
+    pub fn begin_update(
+        &self,
+        address: u64,
+        change: impl Fn(u64) -> u64,
+    ) -> Result<u64, AttachedFault> {
+        let mut delayed = self.changing.lock();
+        self.write_delayed(&mut delayed);
+        let old = self.read_u64(address)?;
+        *delayed = Some((address, change(old))).filter(|(_, new)| *new != old);
+        Ok(old)
+    }
+
+    /// Writes the word whose write is delayed, if any.
+    pub fn finish_update(&self) {
+        self.write_delayed(&mut self.changing.lock());
+    }
+
+    /// Writes a word whose write was delayed. A word that has been unmapped is lost, like other
+    /// memory of the owner.
+    fn write_delayed(&self, delayed: &mut Option<(u64, u64)>) {
+        if let Some((address, new)) = delayed.take() {
+            let _ = self.write(address, &new.to_ne_bytes(), false);
+        }
+    }
+
+    fn read_u64(&self, address: u64) -> Result<u64, AttachedFault> {
+        let mut word = [0; 8];
+        self.read(address, &mut word)?;
+        //= 7306-5.1.1-8
+        Ok(u64::from_ne_bytes(word))
     }
 
     /// Copies bytes from the address space into shared memory, in one pass. For `tail_last`, see

@@ -273,6 +273,29 @@ impl<'t> Target<'t> {
         }
     }
 
+    /// Begins an atomic operation on a word of attached memory whose result is written by
+    /// [`finish_update`](Self::finish_update). Returns the old value, or `None` for other memory,
+    /// where the operation is atomic for the client too.
+    pub(crate) fn begin_update(
+        &self,
+        operation: AtomicOperation,
+    ) -> Option<Result<u64, MemoryFault>> {
+        match self.place {
+            Location::Attached { space, address } => {
+                let old = space.begin_update(address, |old| operation.applied_to(old));
+                Some(old.map_err(|e| self.sink_fault(e)))
+            }
+            Location::Shared { .. } | Location::ThroughCopier { .. } | Location::Private(_) => None,
+        }
+    }
+
+    /// Writes the result of an atomic operation that has begun.
+    pub(crate) fn finish_update(&self) {
+        if let Location::Attached { space, .. } = self.place {
+            space.finish_update();
+        }
+    }
+
     /// Returns the copier and the address, if only a copier can access the memory.
     pub fn copier(&self) -> Option<(&'t Arc<Copier>, u64)> {
         match self.place {
