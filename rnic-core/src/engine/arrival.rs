@@ -5,6 +5,7 @@
 //! the first byte is placed.
 
 use super::incoming::{Incoming, Origin};
+use super::order::{Arrival, Barrier, Kind};
 use super::qp::Qp;
 use super::qp_core::QpCore;
 use super::rc::Refusal;
@@ -16,7 +17,7 @@ use super::requester::message::{Gather, GatherFault};
 use super::responder::placement::{Placed, ScatterFault, place, scatter};
 use super::state::EngineState;
 use crate::device::cq::CqFault;
-use crate::device::memory::{MemoryFault, Payload, Unreachable};
+use crate::device::memory::{MemoryFault, Payload, Target, Unreachable};
 use crate::device::qp::terminate_detail;
 use crate::device::srq::SrqFault;
 use crate::device::stag::StagTable;
@@ -25,7 +26,7 @@ use crate::stream::inbound::SendKind;
 use crate::stream::{Fault, InboundAtomic, InboundRead};
 use rnic_abi::abi::queue::CompletionFlags;
 use rnic_abi::shm::attached::CopyEnd;
-use rnic_abi::types::{ATOMIC_LEN, Access, CompletionStatus, Stag, TerminateCode};
+use rnic_abi::types::{ATOMIC_LEN, Access, CompletionStatus, Stag, TerminateCode, Time};
 
 /// Payload of an incoming segment.
 #[derive(Clone, Copy)]
@@ -138,6 +139,7 @@ impl Qp {
             _ => None,
         };
         if let Some(request) = request {
+            self.request_arrived(engine, &request)?;
             //= RDMAP-5.2.1-4, 7306-5.2.1-16
             self.requester.take_on(request);
             engine.wake(&mut self.core);
@@ -206,19 +208,24 @@ impl Qp {
 
         // Place the payload, directly or by a copier.
         let stags = &engine.stags;
+        let now = engine.now;
         //= DDP-5.2-5
         let placed = match segment {
             Incoming::Write { stag, to, last, stag_changed, total } => {
                 self.check_whole_write(stags, stag, to, total, len)?;
-                self.place_write(stags, stag, to, payload, last, stag_changed)?
+                self.place_write(stags, now, stag, to, payload, last, stag_changed)?
             }
             Incoming::ReadResponse { stag, to, last } => {
-                self.place_response(stags, stag, to, payload, last)?
+                self.place_response(stags, now, stag, to, payload, last)?
             }
             Incoming::Send { mo, .. } => {
+                self.core.keep_order(stags);
                 self.responder.place_send(&self.core, stags, mo, payload)?
             }
-            Incoming::AtomicResponse(_) => self.place_original(stags, &payload)?,
+            Incoming::AtomicResponse(_) => {
+                self.core.keep_order(stags);
+                self.place_original(stags, &payload)?
+            }
             Incoming::ReadRequest(_) | Incoming::AtomicRequest(_) => Placed::Done,
         };
         drop(memory);
@@ -227,6 +234,10 @@ impl Qp {
         match placed {
             //= DDP-4.1-7, DDP-5.3-1, DDP-5.3-7
             Placed::Done => self.segment_placed(engine, segment, len)?,
+            Placed::InOrder => {
+                self.settle_order(engine)?;
+                self.segment_placed(engine, segment, len)?;
+            }
             Placed::Pending(write) => {
                 let enclosure = origin.enclosure();
                 let pending = write.begin(&self.core, engine, segment, len, enclosure);
@@ -336,9 +347,11 @@ impl Qp {
     /// Places an RDMA Write segment. `last` marks the last segment of the message. `stag_changed`
     /// is true if an earlier segment of the message has another STag.
     #[inline]
+    #[expect(clippy::too_many_arguments, reason = "the fields of a segment")]
     fn place_write(
         &mut self,
         stags: &StagTable,
+        now: Time,
         stag: Stag,
         to: u64,
         payload: Payload<'_>,
@@ -348,6 +361,7 @@ impl Qp {
         let len = payload.len();
         //= DDP-5.2-10, DDP-5.2-11
         if len == 0 {
+            self.core.end_message(Kind::Write);
             return Ok(Placed::Done);
         }
         let target = self
@@ -358,6 +372,11 @@ impl Qp {
         if stag_changed {
             return Err(Reason::StagChanged { stag, to, len: len as u64 }.into());
         }
+        if self.core.order.is_some() {
+            let arrival = Arrival { kind: Kind::Write, stag, to, last };
+            let placed = self.place_in_order(stags, now, arrival, &payload, target);
+            return placed.map_err(PlacementError::Memory);
+        }
         let target = self.responder.long_writes.sink(stag, to, target);
         place(&payload, target, last).map_err(PlacementError::Memory)
     }
@@ -367,6 +386,7 @@ impl Qp {
     fn place_response(
         &mut self,
         stags: &StagTable,
+        now: Time,
         stag: Stag,
         to: u64,
         payload: Payload<'_>,
@@ -381,6 +401,9 @@ impl Qp {
             return Ok(Placed::Done);
         }
         let size = read.size;
+        if read.elements.is_some() {
+            self.core.keep_order(stags);
+        }
         let reason = if stag != read.sink {
             Reason::OtherSink { found: stag, sink: read.sink }
         } else if let Some(elements) = &read.elements {
@@ -404,8 +427,14 @@ impl Qp {
         } else if let Ok(sink) = stags.local(self.core.principal(), stag.0, read.to, size, true) {
             match to.checked_sub(read.to).and_then(|from| sink.part(from, len)) {
                 Some(target) => {
-                    let target = self.responder.long_reads.sink(stag, to, target);
-                    return place(&payload, target, last).map_err(|fault| {
+                    let placed = if self.core.order.is_some() {
+                        let arrival = Arrival { kind: Kind::Response, stag, to, last };
+                        self.place_in_order(stags, now, arrival, &payload, target)
+                    } else {
+                        let target = self.responder.long_reads.sink(stag, to, target);
+                        place(&payload, target, last)
+                    };
+                    return placed.map_err(|fault| {
                         self.placement_failed(&Incoming::ReadResponse { stag, to, last }, fault)
                     });
                 }
@@ -416,6 +445,22 @@ impl Qp {
         };
         self.requester.refuse_response(&self.core, reason);
         Err(reason.into())
+    }
+
+    /// Places a segment on a QP with an order rule, now or later. A copier writes at once.
+    fn place_in_order(
+        &mut self,
+        stags: &StagTable,
+        now: Time,
+        arrival: Arrival,
+        payload: &Payload<'_>,
+        target: Target<'_>,
+    ) -> Result<Placed, MemoryFault> {
+        if target.copier().is_some() {
+            self.core.keep_order(stags);
+            return place(payload, target, arrival.last);
+        }
+        self.core.arrive(stags, now, arrival, payload).map(|()| Placed::InOrder)
     }
 
     /// Places the original value of an Atomic Response in the buffer of the oldest request.
@@ -479,6 +524,7 @@ impl Qp {
             }
             Incoming::ReadRequest(_) | Incoming::AtomicRequest(_) => Ok(()),
             Incoming::AtomicResponse(_) => {
+                self.order_barrier(engine, Barrier::Delivery)?;
                 //= 7306-5.4-1, 7306-5.4-8
                 self.finish_request(engine);
                 Ok(())
@@ -487,6 +533,7 @@ impl Qp {
                 self.requester.response_placed(len, last, &self.core)?;
                 //= RDMAP-5.5-11, RDMAP-5.5-19
                 if last {
+                    self.order_barrier(engine, Barrier::Delivery)?;
                     self.finish_request(engine);
                 }
                 Ok(())
@@ -525,6 +572,7 @@ impl Qp {
         kind: SendKind,
         total: u32,
     ) -> Result<(), PlacementError> {
+        self.order_barrier(engine, Barrier::Delivery)?;
         //= RDMAP-5.3-2, 7306-6.3-2
         let Some(wr_id) = self.responder.take_receiving() else { return Ok(()) };
         let mut status = CompletionStatus::Success;

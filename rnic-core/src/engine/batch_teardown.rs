@@ -77,6 +77,7 @@ impl Engine {
     /// no turns. [`Engine::poll_session_end`] then destroys the QPs.
     pub fn close_session(&mut self, session: SessionId, now: Time) {
         self.state.now = now;
+        self.place_held(None);
         self.state.stags.revoke_session(session);
         let slot = self.state.doorbells.slot(session);
         self.state.schedule.close(slot);

@@ -129,6 +129,14 @@ impl Charges {
         if bytes > before { self.excess(owner.session) } else { None }
     }
 
+    /// Returns true if a stream of this session may hold `bytes` without exceeding a limit.
+    pub(super) fn has_room(&self, charge: &StreamCharge, session: SessionId, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(charge.bytes);
+        let of_session = self.sessions.get(&session).map_or(0, |of_session| of_session.used);
+        more == 0
+            || of_session + more <= self.limits.session && self.used + more <= self.limits.device
+    }
+
     /// Notes that a stream of this session no longer holds memory.
     pub(super) fn release(&mut self, charge: &mut StreamCharge, session: SessionId) {
         // `set` uses the key only for streams that hold memory.

@@ -20,6 +20,7 @@ use crate::engine::numbers::count;
 use crate::stream::startup::{Negotiated, Role};
 use rnic_abi::abi::control::{DisconnectMode, QpChange};
 use rnic_abi::faults::FaultName;
+use rnic_abi::faults::order::OrderRule;
 use rnic_abi::shm::doorbell::DoorbellScanner;
 use rnic_abi::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 
@@ -74,6 +75,9 @@ pub enum EngineCommand {
     Inject(QpId, FaultName, QpFault),
     /// Stops a QP for a fault rule, or lets it continue.
     SetStopped(QpId, Option<FaultName>),
+    /// Places incoming data of a QP by this rule from now on. `None` places what is held and returns
+    /// to strict order.
+    SetOrder(QpId, Option<Box<OrderRule>>),
     /// Replaces the deadlines, the limits and the policy for FPDU sizes. Running deadlines, the
     /// worker's number and the shared log of diagnoses do not change.
     SetOptions(EngineOptions),
@@ -94,13 +98,24 @@ impl Engine {
     pub fn handle_command(&mut self, command: EngineCommand, now: Time) {
         self.state.now = now;
         match command {
-            EngineCommand::InstallStag(entry) => self.state.stags.install(entry),
+            EngineCommand::InstallStag(entry) => {
+                // The entry may replace one.
+                self.place_held(Some(entry.stag));
+                self.state.stags.install(entry);
+            }
             EngineCommand::RevokeStag(stag) => {
+                self.place_held(Some(stag));
                 self.state.stags.revoke(stag);
             }
             EngineCommand::AddWindow(window) => self.state.stags.add_window(window),
-            EngineCommand::RemoveWindow(window) => self.state.stags.remove_window(&window),
-            EngineCommand::ChangeStags(change) => self.state.stags.change(&change),
+            EngineCommand::RemoveWindow(window) => {
+                self.place_held(None);
+                self.state.stags.remove_window(&window);
+            }
+            EngineCommand::ChangeStags(change) => {
+                self.place_held(change.revoked());
+                self.state.stags.change(&change);
+            }
             EngineCommand::StagsChanged(qp) => self.stags_changed(qp),
             EngineCommand::Wake(freed) => {
                 self.state.wake_waiting(&freed);
@@ -146,6 +161,9 @@ impl Engine {
             }
             EngineCommand::SetStopped(qp, by) => {
                 self.with(qp, |qp, engine| qp.set_stopped(by, engine));
+            }
+            EngineCommand::SetOrder(qp, rule) => {
+                self.with(qp, |qp, engine| qp.set_order(engine, rule));
             }
             EngineCommand::SetOptions(options) => self.set_options(options),
         }
@@ -306,6 +324,7 @@ impl Engine {
         let diagnoses = state.options.diagnoses.clone();
         state.partials.set_limits(options.partial);
         state.unsent.set_limits(options.unsent);
+        state.held.set_limits(options.unsent);
         state.options = EngineOptions { worker, diagnoses, ..options };
     }
 

@@ -21,6 +21,9 @@ pub(super) struct PendingCopy {
 }
 
 impl PendingCopies {
+    /// Number of no copy.
+    pub(super) const NONE: u64 = 0;
+
     /// Registers a copy that begins and returns its number.
     pub(super) fn open(
         &mut self,

@@ -7,7 +7,8 @@
 //! A QP (`qp`) has four parts: `requester` for its own requests, `responder` for incoming messages,
 //! the life of its stream (`life`, `phase`), and its `link`: TCP or another QP of this engine. A UD
 //! QP has no stream and sends datagrams (`datagram`). The differences between iWARP, RC, UC and UD
-//! are in `transport`. Segments of either link pass through `arrival`. An error is a `reason`, for
+//! are in `transport`. Segments of either link pass through `arrival`; `order` may delay their
+//! placement. An error is a `reason`, for
 //! which `explanation` has the text. `teardown` ends streams. All QPs share the `state`:
 //! `schedule`, `doorbells`, `deadlines`, `copies`, and the memory charged to sessions (`charge`).
 
@@ -28,6 +29,7 @@ mod interface;
 mod life;
 mod link;
 mod numbers;
+mod order;
 mod phase;
 mod qp;
 mod qp_core;
@@ -193,6 +195,9 @@ impl Engine {
                 Some(Due::Completion(key)) => {
                     self.with_key(key, |qp, engine| qp.publish_held(engine));
                 }
+                Some(Due::Order(key)) => {
+                    self.with_key(key, |qp, engine| qp.order_due(engine));
+                }
                 Some(Due::Copy(job)) => self.copy_timeout(job),
             }
         }
@@ -275,6 +280,12 @@ impl Engine {
         self.state.dying.is_empty()
             && self.state.ending.is_empty()
             && self.state.doorbells.prepare_sleep()
+    }
+
+    /// Returns true if QPs may hold data that must be placed before an STag is revoked. A command is
+    /// then not carried out before the engine has handled it.
+    pub fn may_hold_data(&self) -> bool {
+        !self.state.ordered.is_empty()
     }
 
     /// Returns the number of QPs that this engine owns.

@@ -140,6 +140,7 @@ impl Qp {
             faults: Faults::new(config.faults),
             stopped: config.stopped,
             peer_stopped: None,
+            order: None,
         };
         let missing = core.transport.missing_receive(config.rnr_timeout);
         Qp {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::faults::Faults;
+use super::order::PendingSet;
 use super::schedule::{Key, SessionSlot};
 use super::transport::Transport;
 use crate::device::memory::Target;
@@ -35,6 +36,8 @@ pub(super) struct QpCore {
     pub stopped: Option<FaultName>,
     /// The fault rule that has stopped the other end of a direct connection.
     pub peer_stopped: Option<FaultName>,
+    /// Incoming data that is not placed yet. `None` places it in strict order.
+    pub order: Option<Box<PendingSet>>,
 }
 
 /// Scheduling state of a QP.

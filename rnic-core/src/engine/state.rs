@@ -1,7 +1,7 @@
 //! State shared by all QPs of an engine. It is separate from them so that a QP and this state can
 //! be borrowed at the same time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,6 +13,7 @@ use super::doorbells::Doorbells;
 use super::interface::{Broadcast, EngineOptions, Freed, Notification, Output};
 use super::link::tcp::partial::PartialBuffers;
 use super::link::tcp::slabs::Slabs;
+use super::order::HELD;
 use super::qp_core::QpCore;
 use super::schedule::{Key, MAX_DEBT, QUANTUM, Schedule};
 use super::teardown_queue::{DeadQueue, EndingSession};
@@ -37,6 +38,10 @@ pub(super) struct EngineState {
     pub partials: PartialBuffers,
     /// Charges for bytes that TCP has not accepted.
     pub unsent: Charges,
+    /// Charges for data that QPs with an order rule hold.
+    pub held: Charges,
+    /// QPs with an order rule.
+    pub ordered: BTreeSet<Key>,
     pub outputs: VecDeque<Output>,
     pub signals: VecDeque<(Peer, PeerSignal)>,
     /// QPs that waited for the other end of a direct connection, and may try again.
@@ -79,6 +84,7 @@ impl EngineState {
     /// Returns the state of an engine without sessions.
     pub(super) fn new(options: EngineOptions, unsent: Charges) -> Self {
         let partials = PartialBuffers::new(options.partial);
+        let held = Charges::new(options.unsent, HELD);
         EngineState {
             worker: options.worker,
             now: Time(0),
@@ -90,6 +96,8 @@ impl EngineState {
             copies: PendingCopies::default(),
             partials,
             unsent,
+            held,
+            ordered: BTreeSet::new(),
             outputs: VecDeque::new(),
             signals: VecDeque::new(),
             awakened: Vec::new(),

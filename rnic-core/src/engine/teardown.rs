@@ -239,6 +239,7 @@ impl Qp {
 
     /// Handles a FIN of the peer that arrived between two FPDUs.
     pub(super) fn fin_received(&mut self, engine: &mut EngineState) {
+        self.core.place_pending(engine);
         if self.can_unlink() {
             return self.unlink(engine, false, "the peer has closed the stream");
         }
@@ -353,6 +354,7 @@ impl Qp {
     /// already sent, or else a reset. The stream of an RC or UC QP, which outlives its streams,
     /// closes gracefully unless a message is partly sent.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
+        self.set_order(engine, None);
         self.release(engine);
         self.core.drop_held(engine);
         self.stop_clock(engine);

@@ -103,7 +103,7 @@ impl Qp {
         let len = bytes.len() - grh::LEN;
         match placed {
             Placed::Done if !self.is_placing_datagrams() => self.datagram_done(engine, &cqe, len),
-            Placed::Done => {
+            Placed::Done | Placed::InOrder => {
                 let written = Some(Ok(Vec::new()));
                 let owner = self.core.session;
                 self.queue_placement(PendingDatagram { job: None, owner, written, cqe, len });

@@ -25,6 +25,7 @@ impl Qp {
     ) -> bool {
         if self.core.faults.is_some()
             || peer.core.faults.is_some()
+            || peer.core.order.is_some()
             || !peer.responder.takes_short_writes()
             || !peer.core.rights.contains(Access::REMOTE_WRITE)
             || !self.requester.may_write_at_once(&self.core, engine)

@@ -18,6 +18,8 @@ impl Qp {
         if self.life.phase().flushes() {
             return;
         }
+        // The change may take away the rights that held data needs.
+        self.core.place_pending(engine);
         let Some(rc) = &mut self.rc else { return };
         match *change {
             QpChange::ReadyToSend(sending) => {
@@ -84,6 +86,7 @@ impl Qp {
     /// Ends the stream and keeps the QP. On RC, requests in flight fail when another stream begins
     /// or the time limit passes. Posted requests wait for another stream until the time limit.
     pub(in crate::engine) fn unlink(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
+        self.end_order(engine);
         let Some(rc) = &mut self.rc else { return };
         why.clone_into(&mut rc.why);
         let acknowledged = self.core.transport.acknowledges();

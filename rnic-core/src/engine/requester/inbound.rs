@@ -9,7 +9,9 @@ use super::{RequestError, Requester};
 use crate::ddp::qn;
 use crate::device::copier::{CopyResult, Direction};
 use crate::device::memory::{MemoryFault, Unreachable};
+use crate::engine::copies::PendingCopies;
 use crate::engine::numbers::count;
+use crate::engine::order::EarlyBytes;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::rdmap::{ATOMIC_RESPONSE_LEN, AtomicResponse, Opcode};
@@ -38,12 +40,32 @@ impl Requester {
         self.inbound.push_back(request);
     }
 
+    /// Delays the responses to all requests that have not begun. `early` are bytes of the source of
+    /// one of them.
+    pub(in crate::engine) fn hold_responses(&mut self, early: Option<EarlyBytes>) {
+        self.responses_held = true;
+        self.early = early.map(Box::new);
+    }
+
+    /// Ends the delay of responses.
+    pub(in crate::engine) fn release_responses(&mut self) {
+        self.responses_held = false;
+    }
+
+    /// Drops bytes that were read early, because the stream ends.
+    pub(in crate::engine) fn drop_early(&mut self) {
+        self.early = None;
+    }
+
     /// Begins the response to the oldest request. Returns false if no response can begin now.
     pub(super) fn begin_response(
         &mut self,
-        core: &QpCore,
+        core: &mut QpCore,
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
+        if self.responses_held {
+            return Ok(false);
+        }
         //= 7306-7-10
         if let Some(Executing { atomic, original, .. }) = self.executing {
             let Some(original) = original else { return Ok(false) };
@@ -71,9 +93,16 @@ impl Requester {
     fn carry_out(
         &mut self,
         atomic: &InboundAtomic,
-        core: &QpCore,
+        core: &mut QpCore,
         engine: &mut EngineState,
     ) -> Result<bool, AtomicError> {
+        if core.order.is_some()
+            && let Some(owner) = core.begin_atomic(atomic, engine)?
+        {
+            let job = PendingCopies::NONE;
+            self.executing = Some(Executing { job, owner, atomic: *atomic, original: None });
+            return Ok(false);
+        }
         let stag = atomic.request.stag;
         let to = atomic.request.to.0;
         let len = ATOMIC_LEN.into();
@@ -114,6 +143,13 @@ impl Requester {
         let total = count(ATOMIC_RESPONSE_LEN);
         //= 7306-5.2.2-4
         self.message = Some(Message { head, source, total, sent: 0, seq: None });
+    }
+
+    /// Sets the original value of the atomic operation that has begun.
+    pub(in crate::engine) fn finish_atomic(&mut self, original: u64) {
+        if let Some(executing) = &mut self.executing {
+            executing.original = Some(original);
+        }
     }
 
     /// Returns true if this copy is an atomic operation of the peer.

@@ -12,10 +12,10 @@ pub(in crate::engine) enum InboundRequest {
     Atomic(InboundAtomic),
 }
 
-/// An atomic operation that a copier carries out.
+/// An atomic operation that a copier carries out, or whose result is written later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Executing {
-    /// Number of the copy.
+    /// Number of the copy, if there is one.
     pub job: u64,
     /// Session that owns the memory.
     pub owner: SessionId,

@@ -36,6 +36,7 @@ use message::{
 };
 use staging::StagingBuffer;
 
+use super::order::EarlyBytes;
 use super::qp_core::QpCore;
 use super::reason::Reason;
 use crate::ddp::qn;
@@ -71,7 +72,11 @@ pub(super) struct Requester {
     staging: StagingBuffer,
     /// Requests of the peer that await a response.
     inbound: VecDeque<InboundRequest>,
-    /// The request before those in `inbound`: an atomic operation by a copier.
+    /// No response begins for now.
+    responses_held: bool,
+    /// Bytes of the source of a Read that were read before its response is due.
+    early: Option<Box<EarlyBytes>>,
+    /// The request before those in `inbound`: an atomic operation that takes time.
     executing: Option<Executing>,
     /// Requests that await a response of the peer, oldest first.
     outbound: VecDeque<OutboundRequest>,
@@ -141,6 +146,8 @@ impl Requester {
             elements: SgeList::new(),
             staging: StagingBuffer::default(),
             inbound: VecDeque::new(),
+            responses_held: false,
+            early: None,
             executing: None,
             outbound: VecDeque::new(),
             response_next: false,
@@ -219,6 +226,9 @@ impl Requester {
         out: &mut Gather<'t>,
     ) -> Result<(), GatherFault> {
         self.gather_unstaged(len, core, stags, out)?;
+        if let (Some(early), Some(message)) = (&self.early, &self.message) {
+            early.fill_in(message, len, out);
+        }
         match &self.message {
             Some(message) => self.staging.fill_in(message, len, out),
             None => Ok(()),
@@ -241,6 +251,9 @@ impl Requester {
 
     /// Returns true if the whole payload of the message in progress is in shared memory.
     pub(super) fn is_in_shared_memory(&self, stags: &StagTable) -> bool {
+        if self.early.is_some() {
+            return false;
+        }
         self.message
             .as_ref()
             .is_some_and(|message| stags.all_shared(message.stags(self.elements.as_slice())))

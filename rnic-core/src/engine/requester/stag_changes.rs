@@ -26,6 +26,7 @@ impl Requester {
         core: &mut QpCore,
         engine: &mut EngineState,
     ) -> Result<(), Reason> {
+        core.place_pending(engine);
         let change = engine
             .stags
             .invalidate_by_owner(core.principal(), stag)
@@ -47,6 +48,7 @@ impl Requester {
         if inline || h.num_sge != 0 || h.remote_addr != 0 {
             return Err(Reason::BindSges);
         }
+        core.place_pending(engine);
         let window = Stag(h.rkey);
         let new = Stag(h.inv_rkey);
         let WindowParams { address, length, lkey, access } = WindowParams::from_params(h.params);

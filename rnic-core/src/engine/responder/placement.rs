@@ -18,6 +18,8 @@ use rnic_abi::abi::queue::Sge;
 pub(in crate::engine) enum Placed {
     /// All payload bytes have been placed.
     Done,
+    /// The order rule of the QP determines when the bytes are placed.
+    InOrder,
     /// A copier must write the rest.
     Pending(Box<PendingWrite>),
 }

@@ -28,6 +28,8 @@ mod missing;
 mod model;
 mod opcodes;
 mod operations;
+mod order_barriers;
+mod order_litmus;
 mod ordering;
 mod pairs;
 mod partial;

@@ -64,7 +64,7 @@ fn unlinked_of_ird(wiring: Wiring, ird: u16) -> World {
 }
 
 /// Moves a QP to RTS.
-fn wire(w: &mut World, qp: usize) {
+pub(super) fn wire(w: &mut World, qp: usize) {
     w.attach_roce(qp, WIRING);
     w.move_to_rts(qp, SENDING);
 }
