@@ -112,7 +112,7 @@ impl From<EngineCommand> for Command {
 }
 
 impl Command {
-    /// Returns how soon a sleeping worker must run the command.
+    /// Returns how soon a sleeping worker must run the command, unless its QPs hold data.
     pub(super) fn urgency(&self) -> Urgency {
         use EngineCommand as E;
         match self {
@@ -121,7 +121,7 @@ impl Command {
             | Command::Engine(E::InstallStag(_) | E::AddWindow(_) | E::SetOptions(_)) => {
                 Urgency::Later
             }
-            // A sleeping worker uses no STag, so the revocation takes effect at once. The worker
+            // A sleeping worker that holds no data uses no STag, so the revocation takes effect at once. The worker
             // wakes up to release its reference to the mapping.
             Command::UnregisterCq(_)
             | Command::Engine(E::RevokeStag(_) | E::RemoveWindow(_) | E::ChangeStags(_)) => {

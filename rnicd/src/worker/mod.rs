@@ -298,6 +298,7 @@ impl Handle {
             carried_out: AtomicU64::new(0),
             load: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            holds: AtomicBool::new(false),
             management: Management::default(),
         });
         let (orders, inbox) = unbounded();
@@ -326,11 +327,13 @@ impl Handle {
         if !self.shared.parker.is_parked() {
             return true;
         }
-        if urgency != Urgency::Later || self.orders.len() > SLEEPER_BACKLOG {
+        // Published by `park`.
+        let must_answer = urgency == Urgency::Now || self.shared.holds.load(Ordering::Relaxed);
+        if urgency != Urgency::Later || must_answer || self.orders.len() > SLEEPER_BACKLOG {
             // Fails only if the eventfd's counter is full, and then the waker has fired already.
             let _ = self.shared.waker.wake();
         }
-        urgency == Urgency::Now
+        must_answer
     }
 }
 

@@ -525,6 +525,7 @@ impl Worker {
         }
         let timeout = self.engine.poll_timeout().map(|at| at.since(now));
         let inbox = &self.inbox;
+        self.shared.holds.store(self.engine.may_hold_data(), Ordering::Relaxed);
         if !self.shared.parker.park(|| inbox.is_empty()) {
             return;
         }

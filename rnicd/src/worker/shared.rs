@@ -48,6 +48,8 @@ pub(super) struct WorkerShared {
     /// The control thread wants to be woken when this worker wakes up. The control thread sets it,
     /// the worker clears it.
     pub(super) watched: AtomicBool,
+    /// QPs of the worker may hold data that a revocation must place. Set before the worker parks.
+    pub(super) holds: AtomicBool,
     /// Management datagrams for the control thread.
     pub(super) management: Management,
 }

@@ -10,6 +10,8 @@ use rnic_abi::abi::queue::{
     ARM_NEXT, CHANNEL_RECORD_LEN, ChannelRecord, Cqe, PAGE, QueueKind, QueueShape, SendFlags,
     SendHeader, SendOpcode, Sge, doorbell_offset,
 };
+use rnic_abi::faults::FaultName;
+use rnic_abi::faults::order::{MAX_HOLD, Order, OrderModel, OrderRule};
 use rnic_abi::shm::Mapping;
 use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_abi::shm::queue::{
@@ -409,6 +411,32 @@ fn sleeping_workers_release_revoked_memory() {
     let ticket = rig.revoke(client.stag);
     rig.done(ticket);
     until("only the client holds the memory", || Arc::strong_count(&client.memory) == 1);
+    rig.workers.stop();
+}
+
+#[test]
+fn revocation_waits_for_held_data() {
+    let mut rig = Rig::start(2);
+    let mut client = Client::attach(1, &mut rig);
+    let (mut a, a_config) = client.make_qp(1);
+    let (b, b_config) = client.make_qp(2);
+    rig.connect(0, a_config, b_config);
+    let order = OrderRule {
+        fault: FaultName::parse("test").expect("valid"),
+        order: Order::Worst { hold: MAX_HOLD },
+        model: OrderModel::Iwarp,
+        inversions: None,
+    };
+    rig.workers.one(0, EngineCommand::SetOrder(b.id, Some(Box::new(order))));
+    client.memory.write(0, b"data....").expect("in range");
+    client.post(&mut a, &write_to(&client, 1, 4096), &[client.sge(0, 8)]);
+    a.completes(1);
+    rig.wait_parked();
+    let ticket = rig.revoke(client.stag);
+    rig.done(ticket);
+    let mut bytes = [0; 8];
+    client.memory.read(4096, &mut bytes).expect("in range");
+    assert_eq!(&bytes, b"data....");
     rig.workers.stop();
 }
 
