@@ -12,6 +12,7 @@ use clap::{CommandFactory, Parser};
 use rnic_client::{DeviceKind, DeviceRow, Profile};
 use rustix::fs::{Mode, OFlags};
 
+use crate::bisect::{self, BisectError, Verdict};
 use crate::check::{self, Obstacle};
 use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon};
 use crate::environment::{DEVICES_VARIABLE, Environment};
@@ -70,6 +71,17 @@ struct Cli {
     /// Check whether all parts are installed and whether PROGRAM can work. Starts and runs nothing.
     #[arg(long)]
     check: bool,
+    /// Find the inversion of memory order that makes PROGRAM fail. Runs it about log2(N) times with
+    /// fault rules that invert some of the first N messages of each QP, and prints both requests
+    /// and the rule that permits the inversion. RNIC_FAULTS may contain a rule with do=order, which
+    /// sets the order and the model. Exit status: 0 PROGRAM never fails, 1 otherwise.
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..),
+        conflicts_with_all = ["check", "print_env", "mount"]
+    )]
+    order_bisect: Option<u64>,
     /// Start a daemon and exit when it accepts clients (internal).
     #[arg(long, hide = true, conflicts_with_all = ["check", "program", "print_env"])]
     start_daemon: bool,
@@ -91,6 +103,7 @@ enum Driver {
 
 const USAGE: &str = "rnic-run [OPTIONS] PROGRAM [ARGS]...
        rnic-run [OPTIONS] --check [PROGRAM]
+       rnic-run [OPTIONS] --order-bisect N PROGRAM [ARGS]...
        rnic-run [OPTIONS] --print-env";
 
 const EXAMPLES: &str = "\
@@ -124,6 +137,8 @@ enum RunError {
     NotServed(#[from] check::Refusal),
     #[error(transparent)]
     NotShown(#[from] MountError),
+    #[error(transparent)]
+    Bisect(#[from] BisectError),
     #[error("--devices: there is no device {name:?}; this daemon has {devices}")]
     NoDevice { name: String, devices: String },
 }
@@ -151,21 +166,46 @@ pub fn main() -> ExitCode {
         Cli { start_daemon: true, .. } => start(&cli),
         Cli { check: true, .. } => return examine(&cli),
         Cli { print_env: true, .. } => print_env(&cli),
+        Cli { order_bisect: Some(messages), .. } => {
+            return exit_code(bisect(&cli, *messages));
+        }
         _ => run(&cli).map(|never| match never {}),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            if !matches!(error, RunError::NotStarted) {
-                print_message(&error.to_string());
-            }
-            ExitCode::from(error.exit_code())
+    exit_code(done.map(|()| ExitCode::SUCCESS))
+}
+
+/// Prints an error and returns its exit status.
+fn exit_code(done: Result<ExitCode, RunError>) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        if !matches!(error, RunError::NotStarted) {
+            print_message(&error.to_string());
         }
-    }
+        ExitCode::from(error.exit_code())
+    })
+}
+
+/// Searches for the inversion that makes the program fail.
+fn bisect(cli: &Cli, messages: u64) -> Result<ExitCode, RunError> {
+    let (mut command, _) = prepare(cli)?;
+    let verdict = bisect::run(messages, &mut command, print_message)?;
+    let passes = verdict == Verdict::Passes;
+    Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Replaces this process with the program.
 fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
+    let (mut command, found) = prepare(cli)?;
+    let error = command.exec();
+    let program = PathBuf::from(command.get_program());
+    Err(match error.kind() {
+        io::ErrorKind::NotFound if found.exists() => RunError::NoInterpreter { program, error },
+        io::ErrorKind::NotFound => RunError::NotFound { program, is_path: true },
+        _ => RunError::NotRun { program, error },
+    })
+}
+
+/// Returns the program with its arguments and environment, and its path.
+fn prepare(cli: &Cli) -> Result<(Command, PathBuf), RunError> {
     let folder = libraries::folder(cli.lib_dir.as_deref())?;
     // Before a daemon is started, check that the program can be run.
     let Some((program, arguments)) = cli.program.split_first() else {
@@ -194,13 +234,7 @@ fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
     }
     let mut command = Command::new(program);
     command.args(arguments).envs(environment(&folder, shown, None));
-    let error = command.exec();
-    let program = PathBuf::from(program);
-    Err(match error.kind() {
-        io::ErrorKind::NotFound if found.exists() => RunError::NoInterpreter { program, error },
-        io::ErrorKind::NotFound => RunError::NotFound { program, is_path: true },
-        _ => RunError::NotRun { program, error },
-    })
+    Ok((command, found))
 }
 
 /// Returns the environment through which a program finds libraries and devices.
