@@ -267,6 +267,8 @@ fn requests() {
             "ac02310472786530026c6f",
         ),
         (request(RequestBody::RemoveDevice { name: "rxe0".into() }), "ac02320472786530"),
+        (request(RequestBody::SetFaults { rules: "x".into(), own: true }), "ac0233017801"),
+        (request(RequestBody::ClearFaults { name: Some("x".into()) }), "ac0234010178"),
     ];
     check::<RequestBody>(2, &golden);
     for (Request { body, .. }, _) in &golden {
@@ -399,13 +401,14 @@ fn replies() {
                         interface: "eth0".into(),
                         uverbs: 1,
                         gids: vec![3, NO_GID],
+                        port_down: true,
                     }],
                     tree: "/t".into(),
                     profile: Profile::Rxe,
                 })),
                 "01000106726e6963643005302e312e300102030405060708090a0b010c0d\
                  0f8180849885c09780021011010472786530018280849885c0978002a5280e\
-                 0465746830010203ffff03022f740100",
+                 0465746830010203ffff0301022f740100",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
             (reply(ReplyBody::SharedBuffer { buffer: SharedBufferId(2) }), "0100030200"),
@@ -566,6 +569,18 @@ fn rows() {
                 }]),
                 "0a01010201030872656c6f616465640178",
             ),
+            (
+                Rows::Faults(vec![FaultRow {
+                    name: "flap".into(),
+                    owner: 5,
+                    session: Some(SessionId(3)),
+                    seen: 6,
+                    injected: 7,
+                    in_effect: true,
+                    rule: "x".into(),
+                }]),
+                "0b0104666c61700501030607010178",
+            ),
         ],
     );
 }
@@ -582,6 +597,7 @@ fn diagnosis_kinds() {
             (DiagnosisKind::Lost, "03"),
             (DiagnosisKind::Ended, "04"),
             (DiagnosisKind::Dropped, "05"),
+            (DiagnosisKind::Injected, "06"),
         ],
     );
 }
@@ -747,6 +763,10 @@ fn events() {
                 "1806808080808080808080011c0109",
             ),
             (Event::DevicesChanged, "19"),
+            (
+                Event::Async { event: 10, object: AsyncObject::Device("rxe0".into()) },
+                "1a0a000472786530",
+            ),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -89,8 +89,8 @@ pub enum Action {
     Order {
         /// Choice among the permitted orders.
         order: Order,
-        /// The permitted orders.
-        model: OrderModel,
+        /// The permitted orders; `None` for those of the QP type.
+        model: Option<OrderModel>,
         /// Numbers of the messages whose order may change: the first, and the first that may not.
         inversions: Option<(u64, u64)>,
     },
@@ -377,10 +377,9 @@ fn order(words: &mut Words) -> Result<Action, FaultError> {
         ("random", seed) => Ok(Order::Random { seed: seed.unwrap_or_default(), hold }),
         _ => Err("needs worst or random".to_owned()),
     })?;
-    let missing = |key| FaultError::Missing { action: "order", key };
     Ok(Action::Order {
-        order: order.ok_or_else(|| missing("order"))?,
-        model: model.ok_or_else(|| missing("model"))?,
+        order: order.ok_or(FaultError::Missing { action: "order", key: "order" })?,
+        model,
         inversions: words.parse("inversions", |value| {
             let range = value
                 .split_once("..")

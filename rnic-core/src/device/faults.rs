@@ -21,8 +21,12 @@ pub struct ArmedFault {
 impl ArmedFault {
     /// Counts an occasion that the selector matches. Returns true if the fault takes place.
     pub fn strikes(&self, now: Time) -> bool {
-        let trigger = &self.rule.trigger;
-        now >= self.set_at.after(trigger.after) && self.counter.strikes(trigger)
+        self.is_in_force(now) && self.counter.strikes(&self.rule.trigger)
+    }
+
+    /// Returns true if the time before the rule takes effect has passed.
+    pub fn is_in_force(&self, now: Time) -> bool {
+        now >= self.set_at.after(self.rule.trigger.after)
     }
 
     /// Returns the action if the fault takes place at this occasion.

@@ -99,7 +99,7 @@ impl Manager {
                     self.outbox.end(session, rule_of_fault(name));
                 }
             }
-            // Workers and `verb_fault` carry out the others.
+            // The engine, `verb_fault` or a setting of the QP carries out the others.
             _ => {}
         }
         self.refresh_faults();

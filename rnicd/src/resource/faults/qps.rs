@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use rnic_abi::faults::order::{OrderModel, OrderRule};
 use rnic_abi::faults::{Action, FaultName, Selector};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 use rnic_core::engine::EngineCommand;
 
 use super::{Lasting, Rule};
+use crate::clock;
 use crate::resource::Manager;
 use crate::resource::qp::{Qp, QpPhase};
 use crate::resource::session::Session;
@@ -17,6 +19,8 @@ use crate::resource::session::Session;
 pub struct QpFaults {
     rules: Vec<u64>,
     stopped: Option<FaultName>,
+    /// The rule of memory order, if a worker holds the QP.
+    order: Option<u64>,
 }
 
 impl Manager {
@@ -33,8 +37,14 @@ impl Manager {
         let Some(owner) = self.handles.qps.owner(qp.0) else { return };
         let Some(session) = self.sessions.get(&owner) else { return };
         let Some(object) = session.qps.get(&qp) else { return };
+        let bound = matches!(object.phase, QpPhase::Bound(_));
         let (rules, stopped) = self.faults_of(session, qp, object);
-        let told = QpFaults { rules: rules.iter().map(|rule| rule.number).collect(), stopped };
+        let order = self.order_of(session, qp, object).filter(|_| bound);
+        let told = QpFaults {
+            rules: rules.iter().map(|rule| rule.number).collect(),
+            stopped,
+            order: order.as_ref().map(|(number, _)| *number),
+        };
         let Some((_, object)) = self.qp_of(qp) else { return };
         if object.faults == told {
             return;
@@ -49,6 +59,10 @@ impl Manager {
                 let worker = *worker;
                 if last.stopped != stopped {
                     self.workers.one(worker, EngineCommand::SetStopped(qp, stopped));
+                }
+                if last.order != order.as_ref().map(|(number, _)| *number) {
+                    let rule = order.map(|(_, rule)| Box::new(rule));
+                    self.workers.one(worker, EngineCommand::SetOrder(qp, rule));
                 }
                 self.workers.one(worker, EngineCommand::SetFaults(qp, rules));
             }
@@ -81,6 +95,25 @@ impl Manager {
             }
         }
         (of_engine, stopped)
+    }
+
+    /// Returns the rule of memory order of a QP, with its number: the first that selects it.
+    fn order_of(&self, session: &Session, id: QpId, qp: &Qp) -> Option<(u64, OrderRule)> {
+        let now = clock::now();
+        self.faults.rules.iter().find_map(|(number, rule)| {
+            let Action::Order { order, model, inversions } = rule.armed.rule.action else {
+                return None;
+            };
+            let in_force = rule.armed.is_in_force(now) && self.selects_qp(rule, session, id, qp);
+            let own = if qp.kind.is_roce() { OrderModel::Rc } else { OrderModel::Iwarp };
+            let order = OrderRule {
+                fault: rule.name(),
+                order,
+                model: model.unwrap_or(own),
+                inversions: inversions.map(|(from, to)| from..to),
+            };
+            in_force.then_some((*number, order))
+        })
     }
 
     /// Returns true if a rule concerns a QP.

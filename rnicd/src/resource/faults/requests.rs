@@ -40,10 +40,10 @@ impl Manager {
             self.note("fault_set", Some(id), text);
             self.faults.rules.insert(number, rule);
             match point {
-                Point::Once if after.is_zero() => self.strike(number, None, now),
-                Point::Once => {
+                Point::Once | Point::Setting if !after.is_zero() => {
                     self.faults.due.insert((now.after(after), number));
                 }
+                Point::Once => self.strike(number, None, now),
                 _ => {}
             }
         }

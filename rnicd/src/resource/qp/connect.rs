@@ -206,6 +206,7 @@ impl Manager {
                 self.connected(qp, worker, "tcp", &negotiated, addresses);
                 let end = ConnectedEnd { config, negotiated: *negotiated, addresses };
                 self.workers.one(worker, Command::AttachTcp { end, stream });
+                self.refresh_faults_of(qp);
             }
             CmEvent::ConnectedDirect { active, passive } => self.attach_direct(*active, *passive),
             CmEvent::Resolved { .. } => self.handle_resolution(event),
@@ -264,6 +265,7 @@ impl Manager {
             (None, None) => return,
         };
         let worker = self.workers.least_loaded();
+        let ends_of = [active.qp, passive.qp];
         let mut end = |end: DirectEnd, config| {
             self.connected(end.qp, worker, "direct", &end.negotiated, end.addresses);
             ConnectedEnd { config, negotiated: end.negotiated, addresses: end.addresses }
@@ -272,6 +274,7 @@ impl Manager {
         let passive = end(passive, passive_config);
         let ends = Box::new([active, passive]);
         self.workers.one(worker, EngineCommand::AttachDirect(ends));
+        ends_of.map(|qp| self.refresh_faults_of(qp));
     }
 
     /// Reports a failed connection. A connecting QP becomes Idle again, an accepting one moves to

@@ -60,6 +60,7 @@ impl Manager {
         // QP by then.
         let attach = EngineCommand::AttachRoce(config);
         let ticket = self.workers.one_ticketed(DATAGRAM_WORKER, attach);
+        self.refresh_faults_of(qp);
         self.answer_when_modified(id, ticket)
     }
 
