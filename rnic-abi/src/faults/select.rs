@@ -74,6 +74,11 @@ impl Selector {
         })
     }
 
+    /// Returns true if the rule does not select single programs.
+    pub fn selects_all_programs(&self) -> bool {
+        self.pid.is_none() && self.command.is_none()
+    }
+
     /// Returns true if the program is selected.
     pub fn selects_program(&self, pid: i32, command: &str) -> bool {
         self.pid.is_none_or(|wanted| wanted == pid)

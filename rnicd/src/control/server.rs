@@ -501,6 +501,9 @@ impl Server {
         }
         self.manager.retry_wired_port(now);
         self.manager.run_faults(now);
+        if self.manager.take_changed_devices() {
+            self.update_tree();
+        }
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
             for key in std::mem::take(&mut self.retry_clients) {

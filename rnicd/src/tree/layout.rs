@@ -61,6 +61,8 @@ pub struct Port {
     pub uverbs: u32,
     /// GID table.
     pub gids: Vec<GidRow>,
+    /// A fault rule has taken the port down for all users of this daemon.
+    pub down: bool,
 }
 
 /// Returns all entries except folders.
@@ -126,8 +128,6 @@ fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
 
     let at = port_folder(name);
     for (what, value) in [
-        ("state", "4: ACTIVE"),
-        ("phys_state", "5: LinkUp"),
         ("rate", "100 Gb/sec (4X EDR)"),
         ("link_layer", "Ethernet"),
         ("lid", "0x0"),
@@ -147,8 +147,8 @@ fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
     all
 }
 
-/// Returns the entries that depend on the addresses of a device: its interfaces, and the files of
-/// its GID table. An empty entry of the table has a zero GID, no type and no interface.
+/// Returns the entries that change with a device: the state of its port, its interfaces, and the
+/// files of its GID table. An empty entry of the table has a zero GID, no type and no interface.
 fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
     let name = &port.name;
     let at = port_folder(name);
@@ -158,6 +158,10 @@ fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
         .map(|row| row.interface.as_str())
         .filter(|name| !name.is_empty())
         .collect();
+    let (state, phys_state) =
+        if port.down { ("1: DOWN", "3: Disabled") } else { ("4: ACTIVE", "5: LinkUp") };
+    let states = [("state", state), ("phys_state", phys_state)];
+    let states = states.map(|(what, value)| file(&format!("{at}/{what}"), value));
     let first = port.gids.iter().map(|row| row.interface.as_str()).find(|name| !name.is_empty());
     let parent = format!("devices/rnicd/{name}/infiniband/{name}/parent");
     let parent = file(&parent, first.unwrap_or_default());
@@ -176,7 +180,7 @@ fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
         .into_iter()
         .flatten()
     });
-    folders.chain([parent]).chain(gids)
+    folders.chain([parent]).chain(states).chain(gids)
 }
 
 /// Returns the entries of all devices that depend on addresses.
@@ -253,6 +257,7 @@ mod tests {
             hw_ver: 0,
             uverbs: u32::from(roce),
             gids: Vec::new(),
+            down: false,
         };
         vec![port("rnicd0", false), port("rnicd1", true)]
     }

@@ -147,6 +147,7 @@ mod tests {
                     hw_ver: 0,
                     uverbs: n,
                     gids: Vec::new(),
+                    down: false,
                 })
                 .collect(),
         };

@@ -154,6 +154,11 @@ impl Manager {
         std::mem::take(&mut self.devices.changed)
     }
 
+    /// Notes that the state of a port has changed, which the device tree must show.
+    pub(in crate::resource) fn port_changed(&mut self) {
+        self.devices.changed = true;
+    }
+
     /// Notifies all sessions of a changed list of devices.
     pub(in crate::resource) fn tell_of_devices(&mut self) {
         self.devices.changed = true;

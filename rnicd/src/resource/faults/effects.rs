@@ -84,7 +84,8 @@ impl Manager {
             }
             Action::PortDown { time } => {
                 self.begin_effect(number, Lasting::All, time, now);
-                self.raise(number, AsyncEvent::PORT_ERR, subject, now);
+                self.raise(number, AsyncEvent::PORT_ERR, None, now);
+                self.port_changed();
             }
             Action::Event { event } => self.raise(number, event, subject, now),
             Action::DeviceFatal => {
@@ -140,6 +141,7 @@ impl Manager {
         let lasted = rule.lasts.take().is_some();
         if lasted && matches!(rule.armed.rule.action, Action::PortDown { .. }) {
             self.raise(number, AsyncEvent::PORT_ACTIVE, None, now);
+            self.port_changed();
         }
     }
 
@@ -187,12 +189,19 @@ impl Manager {
     /// Returns true if a rule of this session's user has taken down the port of a device.
     pub(in crate::resource) fn is_port_down(&self, device: &str, session: SessionId) -> bool {
         let Some(session) = self.sessions.get(&session) else { return false };
+        let mut rules = self.faults.rules.values();
+        rules.any(|rule| rule.takes_down(device) && rule.selects(session))
+    }
+
+    /// Returns true if a rule has taken down the port of a device for all users, or for the user who
+    /// runs the daemon. The device files show this state to everybody.
+    pub(in crate::resource) fn is_port_down_for_all(&self, device: &str) -> bool {
+        let own = rustix::process::getuid().as_raw();
         self.faults.rules.values().any(|rule| {
-            let of = &rule.armed.rule;
-            rule.lasts.is_some()
-                && matches!(of.action, Action::PortDown { .. })
-                && of.select.device.as_deref().is_none_or(|name| name == device)
-                && rule.selects(session)
+            rule.takes_down(device)
+                && rule.session.is_none()
+                && rule.user.is_none_or(|uid| uid == own)
+                && rule.armed.rule.select.selects_all_programs()
         })
     }
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rnic_abi::abi::control::Event;
-use rnic_abi::faults::FaultName;
+use rnic_abi::faults::{Action, FaultName, FaultRule};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 
@@ -67,6 +67,14 @@ impl Rule {
         let of_user = || self.user.is_none_or(|uid| client.account() == Some(uid));
         self.session.map_or_else(of_user, |only| only == session.id)
             && self.armed.rule.select.selects_program(client.pid, &client.command)
+    }
+
+    /// Returns true if the rule has taken down the port of a device.
+    fn takes_down(&self, device: &str) -> bool {
+        let FaultRule { action, select, .. } = &self.armed.rule;
+        self.lasts.is_some()
+            && matches!(action, Action::PortDown { .. })
+            && select.device.as_deref().is_none_or(|name| name == device)
     }
 
     fn name(&self) -> FaultName {

@@ -24,6 +24,7 @@ impl Manager {
                 hw_ver: self.config.device.hw_ver,
                 uverbs: row.uverbs,
                 gids: gids.to_vec(),
+                down: self.is_port_down_for_all(&row.name),
                 name: row.name,
             }
         });

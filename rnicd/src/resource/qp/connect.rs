@@ -274,7 +274,9 @@ impl Manager {
         let passive = end(passive, passive_config);
         let ends = Box::new([active, passive]);
         self.workers.one(worker, EngineCommand::AttachDirect(ends));
-        ends_of.map(|qp| self.refresh_faults_of(qp));
+        for qp in ends_of {
+            self.refresh_faults_of(qp);
+        }
     }
 
     /// Reports a failed connection. A connecting QP becomes Idle again, an accepting one moves to
