@@ -8,6 +8,7 @@ use super::datagram::{DatagramPort, DatagramRules};
 use super::faults::QpFault;
 use super::interface::{EngineOptions, Freed, Notification};
 use super::link::Link;
+use super::link::emulation::EmulatedLink;
 use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
@@ -78,6 +79,9 @@ pub enum EngineCommand {
     /// Places incoming data of a QP by this rule from now on. `None` places what is held and returns
     /// to strict order.
     SetOrder(QpId, Option<Box<OrderRule>>),
+    /// Sets the emulated link of all that a QP sends from now on, over this stream and later ones.
+    /// `None` restores normal operation. What is under way keeps its delay and its order.
+    SetLink(QpId, Option<Arc<EmulatedLink>>),
     /// Replaces the deadlines, the limits and the policy for FPDU sizes. Running deadlines, the
     /// worker's number and the shared log of diagnoses do not change.
     SetOptions(EngineOptions),
@@ -164,6 +168,9 @@ impl Engine {
             }
             EngineCommand::SetOrder(qp, rule) => {
                 self.with(qp, |qp, engine| qp.set_order(engine, rule));
+            }
+            EngineCommand::SetLink(qp, link) => {
+                self.with(qp, |qp, engine| qp.set_link(engine, link));
             }
             EngineCommand::SetOptions(options) => self.set_options(options),
         }

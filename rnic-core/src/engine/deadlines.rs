@@ -21,6 +21,8 @@ pub(super) enum Due {
     Completion(Key),
     /// End of the time for which this QP holds data, or the response to a Read.
     Order(Key),
+    /// The emulated link of this QP delivers or accepts something.
+    Link(Key),
     /// Maximum time of the copy with this number.
     Copy(u64),
 }
@@ -42,6 +44,11 @@ impl Deadlines {
     /// Returns the time of the earliest deadline.
     pub(super) fn next(&self) -> Option<Time> {
         self.0.first().map(|(at, _)| *at)
+    }
+
+    /// Returns the time of the earliest deadline if it is of an emulated link.
+    pub(super) fn next_of_link(&self) -> Option<Time> {
+        self.0.first().filter(|(_, due)| matches!(due, Due::Link(_))).map(|(at, _)| *at)
     }
 
     /// Removes and returns the earliest deadline if it is due by `now`.

@@ -54,6 +54,11 @@ impl Incoming {
         matches!(self, Incoming::ReadRequest(_) | Incoming::AtomicRequest(_))
     }
 
+    /// Returns true if it answers a request of the receiver.
+    pub(super) fn is_response(&self) -> bool {
+        matches!(self, Incoming::ReadResponse { .. } | Incoming::AtomicResponse(_))
+    }
+
     /// Returns the Read Request if this is one.
     pub(super) fn read_request(&self) -> Option<&InboundRead> {
         match self {

@@ -61,6 +61,7 @@ pub use faults::{QpFault, rule_of_fault};
 pub use interface::{
     Broadcast, EngineOptions, Freed, MulpduPolicy, Notification, Output, Receive, Transmit, Work,
 };
+pub use link::emulation::{EmulatedLink, LinkLosses};
 pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
 pub use qp::QpConfig;
@@ -72,6 +73,7 @@ use crate::device::Copier;
 use crate::device::copier::CopyResult;
 use crate::device::memory::Unreachable;
 use charge::Charges;
+use datagram::delayed::DelayedDatagram;
 use deadlines::Due;
 use link::tcp::TX_SLAB;
 use link::tcp::failure::socket_error_text;
@@ -198,6 +200,9 @@ impl Engine {
                 Some(Due::Order(key)) => {
                     self.with_key(key, |qp, engine| qp.order_due(engine));
                 }
+                Some(Due::Link(key)) => {
+                    self.with_key(key, |qp, engine| qp.link_deadline_passed(engine));
+                }
                 Some(Due::Copy(job)) => self.copy_timeout(job),
             }
         }
@@ -274,6 +279,12 @@ impl Engine {
         self.state.deadlines.next()
     }
 
+    /// Returns the time of [`poll_timeout`](Self::poll_timeout) if an emulated link is then due,
+    /// which should not be handled later than that.
+    pub fn poll_precise_timeout(&self) -> Option<Time> {
+        self.state.deadlines.next_of_link()
+    }
+
     /// Prepares the worker's sleep: from now on clients write their eventfd. Returns false if a
     /// doorbell has rung or work remains: the worker must then poll the doorbells again.
     pub fn prepare_sleep(&mut self) -> bool {
@@ -315,7 +326,7 @@ impl Engine {
 
     /// Carries out the effects of QPs on each other: signals, evictions and wake-ups.
     fn deliver_pending(&mut self) {
-        let Engine { qps, state, .. } = self;
+        let Engine { qps, by_id, state, .. } = self;
         loop {
             if let Some((to, signal)) = state.signals.pop_front() {
                 if let Some(qp) = find(qps, to)
@@ -334,6 +345,13 @@ impl Engine {
             } else if let Some(peer) = state.awakened.pop() {
                 if let Some(qp) = find(qps, peer) {
                     state.wake(&mut qp.core);
+                }
+            } else if let Some(DelayedDatagram { datagram, bytes }) = state.datagrams.pop_front() {
+                let key = by_id.get(&datagram.qp);
+                if let Some(qp) = key.and_then(|key| qps.get_mut(*key as usize)?.as_mut()) {
+                    let before = qp.core.turn.deficit;
+                    qp.datagram_arrived(state, &datagram, &bytes);
+                    state.settle(&mut qp.core, before);
                 }
             } else {
                 return;

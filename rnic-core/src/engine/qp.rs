@@ -14,6 +14,7 @@ use super::faults::Faults;
 use super::interface::Notification;
 use super::life::LifeCycle;
 use super::link::Link;
+use super::link::emulation::Emulation;
 use super::phase::StreamPhase;
 use super::qp_core::{QpCore, SchedulingState};
 use super::rc::{ALL_RIGHTS, RcState};
@@ -23,7 +24,7 @@ use super::requester::message::{GatherFault, Message, MessageSource, Segment};
 use super::requester::{RequestError, Requester};
 use super::responder::Responder;
 use super::responder::receives::Receives;
-use super::schedule::{Key, SessionSlot};
+use super::schedule::{Key, REQUEST_COST, SessionSlot};
 use super::send_queue::SendQueue;
 use super::state::EngineState;
 use super::transport::Transport;
@@ -91,6 +92,8 @@ pub(super) struct Qp {
     pub responder: Responder,
     pub life: LifeCycle,
     pub link: Link,
+    /// Present while the link of this QP, or of its peer on the direct path, is emulated.
+    pub emulation: Option<Box<Emulation>>,
     pub send_queue: SendQueue,
     /// Present on RC and UC QPs.
     pub rc: Option<Box<RcState>>,
@@ -149,6 +152,7 @@ impl Qp {
             responder: Responder::new(config.rq, missing),
             life: LifeCycle::new(),
             link,
+            emulation: None,
             send_queue: SendQueue::default(),
             rc: config.wiring.map(|wiring| Box::new(RcState::new(&wiring))),
             datagrams: config.datagrams.map(|config| Box::new(Datagrams::new(config))),
@@ -194,11 +198,16 @@ impl Qp {
     /// Makes a message ready to be segmented. Returns false if no message can be sent now.
     #[inline]
     pub(super) fn next_message(&mut self, engine: &mut EngineState) -> bool {
-        match self.requester.next_message(&mut self.core, &self.life, engine) {
-            Ok(found) => found,
-            Err(error) => {
-                self.request_error(engine, error);
-                false
+        loop {
+            match self.requester.next_message(&mut self.core, &self.life, engine) {
+                Ok(true) if self.emulation.is_some() && self.loses_message() => {
+                    self.core.turn.charge(REQUEST_COST);
+                }
+                Ok(found) => return found,
+                Err(error) => {
+                    self.request_error(engine, error);
+                    return false;
+                }
             }
         }
     }

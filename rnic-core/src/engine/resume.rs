@@ -27,7 +27,7 @@ impl Qp {
             Some(Ok(true)) => self.receive_found(engine),
             Some(Err(error)) => {
                 let Some(held) = self.release(engine) else { return };
-                self.link.refuse_waiting(engine);
+                self.refuse_waiting(engine, &held);
                 self.segment_failed(engine, error, |fault| held.terminate(fault));
                 // A refusing QP still handles responses.
                 self.resume_reading(engine);
@@ -61,10 +61,17 @@ impl Qp {
         }
         self.responder.warn_of_read(&self.core, engine, self.requester.awaits_response());
         let Some(held) = self.release(engine) else { return };
-        self.link.refuse_waiting(engine);
+        self.refuse_waiting(engine, &held);
         let reason = Reason::NoReceive { waited: true };
         let fault = reason.fault();
         self.terminate(engine, fault.code, Some(held.terminate(fault)), reason);
+    }
+
+    /// Signals to the sender on the direct path that the segment which it keeps is refused.
+    fn refuse_waiting(&self, engine: &mut EngineState, held: &WaitingSend) {
+        if let WaitingSegment::AtPeer { .. } = held.segment {
+            self.link.refuse_waiting(engine);
+        }
     }
 
     /// Ends the wait for a receive. Returns the Send that waited, if any.
@@ -120,6 +127,8 @@ impl Qp {
             // stream. A refusing QP sends no signal, because that would acknowledge the refused
             // request too.
             Ok(()) if self.is_refusing() => {}
+            // The next turn acknowledges over the emulated link.
+            Ok(()) if self.emulation.is_some() => {}
             Ok(()) if self.core.transport.acknowledges() => self.link.signal_placed(engine),
             Ok(()) => {}
             Err(error) => {
@@ -139,6 +148,10 @@ impl Qp {
     /// Keeps a signal of the other end of a direct connection if it belongs after a segment that a
     /// copier is writing. Returns the signal otherwise.
     pub(super) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
+        let signal = match self.delay_signal(signal) {
+            Ok(()) => return Ok(()),
+            Err(signal) => signal,
+        };
         let ends = matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Reset);
         self.responder.defer(signal)?;
         if ends {

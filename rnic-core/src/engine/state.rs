@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::change_requests::ChangeRequests;
 use super::charge::{Charges, Excess};
 use super::copies::PendingCopies;
+use super::datagram::delayed::DelayedDatagram;
 use super::deadlines::Deadlines;
 use super::doorbells::Doorbells;
 use super::interface::{Broadcast, EngineOptions, Freed, Notification, Output};
@@ -46,6 +47,8 @@ pub(super) struct EngineState {
     pub signals: VecDeque<(Peer, PeerSignal)>,
     /// QPs that waited for the other end of a direct connection, and may try again.
     pub awakened: Vec<Peer>,
+    /// Datagrams to QPs of this engine that have passed an emulated link.
+    pub datagrams: VecDeque<DelayedDatagram>,
     /// QPs to be disconnected because a limit is exceeded, with the reason.
     pub evicted: Vec<(Key, String)>,
     /// Queues that died, with QPs of this engine still to be ended.
@@ -101,6 +104,7 @@ impl EngineState {
             outputs: VecDeque::new(),
             signals: VecDeque::new(),
             awakened: Vec::new(),
+            datagrams: VecDeque::new(),
             evicted: Vec::new(),
             dying: VecDeque::new(),
             ending: VecDeque::new(),

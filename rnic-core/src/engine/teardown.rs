@@ -215,7 +215,10 @@ impl Qp {
         if self.life.phase() == StreamPhase::Refusing && !self.requester.owes_response() {
             return self.complete_refusal(engine);
         }
-        if self.life.phase() != StreamPhase::Closing || !self.requester.is_drained() {
+        if self.life.phase() != StreamPhase::Closing
+            || !self.requester.is_drained()
+            || self.delays_fin()
+        {
             return;
         }
         //= DDP-6.2.1-6
@@ -341,6 +344,7 @@ impl Qp {
         self.stop_clock(engine);
         self.enter(StreamPhase::Ended);
         self.life.set_deadline(&self.core, engine, None);
+        self.drop_arrivals(engine);
         self.flush(engine);
         //= DDP-3-10, RDMAP-7-4
         self.link.close(reset, &self.core, engine);
@@ -374,6 +378,7 @@ impl Qp {
         //= RDMAP-6.2.1-4
         let sent_all = self.life.phase().has_sent_all() && self.link.tcp().is_some();
         self.link.destroy(terminate, in_order || sent_all, &self.core, engine);
+        self.end_emulation(engine);
         engine.stags.unbind_all_of(self.core.id);
         self.life.set_deadline(&self.core, engine, None);
         engine.doorbells.unroute(&self.core, engine.worker);

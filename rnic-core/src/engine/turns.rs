@@ -140,6 +140,9 @@ impl Engine {
             qp.resume_flush(&mut self.state);
             qp.resume_receiving(&mut self.state);
             qp.read_unread(&mut self.state);
+            if qp.emulation.is_some() {
+                qp.deliver_arrivals(&mut self.state);
+            }
             match qp.link.turn() {
                 LinkTurn::Idle => {}
                 LinkTurn::Transmit => work = Some(Work::Transmit(qp.core.id)),
@@ -148,6 +151,9 @@ impl Engine {
                 LinkTurn::Datagrams => self.send_datagrams(qp),
             }
             qp.watch(&mut self.state);
+            if work.is_none() {
+                qp.settle_emulation(&mut self.state);
+            }
         }
         let turn = &mut qp.core.turn;
         turn.deficit = turn.deficit.min(before - TURN_COST);

@@ -7,6 +7,7 @@
 //! all UD QPs. Any other is sent as a RoCE v2 packet ([`roce`](rnic_abi::roce)).
 
 mod arrivals;
+pub(super) mod delayed;
 mod receive;
 mod send;
 mod states;

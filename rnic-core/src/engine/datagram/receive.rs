@@ -32,7 +32,7 @@ impl Qp {
     }
 
     /// Handles a received datagram. `bytes` holds the GRH, then the data.
-    pub(super) fn datagram_arrived(
+    pub(in crate::engine) fn datagram_arrived(
         &mut self,
         engine: &mut EngineState,
         datagram: &Datagram,

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
+use super::delayed::packet_of;
 use crate::device::memory::Payload;
 use crate::engine::Engine;
-use crate::engine::interface::Output;
 use crate::engine::numbers::count;
 use crate::engine::qp::{OutgoingFpdu, Qp};
 use crate::engine::reason::Reason;
@@ -19,14 +19,26 @@ impl Engine {
     /// Takes one turn of a UD QP.
     pub(in crate::engine) fn send_datagrams(&mut self, qp: &mut Box<Qp>) {
         let mut slab = std::mem::take(&mut self.tx_slab);
-        while !qp.core.turn.is_over() && qp.next_datagram(&mut self.state) {
+        qp.deliver_delayed_datagrams(&mut self.state);
+        while !qp.core.turn.is_over()
+            && qp.link_takes_datagram(&self.state)
+            && qp.next_datagram(&mut self.state)
+        {
             let (before, data) = slab.split_at_mut(grh::LEN);
             let Some((datagram, len)) = qp.read_datagram(&mut self.state, data) else { break };
             before.copy_from_slice(&grh::emit(&datagram, len));
-            self.send_datagram(qp, &datagram, &slab[..grh::LEN + len]);
+            let bytes = &slab[..grh::LEN + len];
+            if !qp.delay_datagram(&self.state, &datagram, bytes) {
+                self.send_datagram(qp, &datagram, bytes);
+            }
             qp.datagram_sent(len);
         }
         self.tx_slab = slab;
+        if let Some(emulation) = &mut qp.emulation {
+            emulation.end_sending(self.state.now);
+        }
+        // What is due at once.
+        qp.deliver_delayed_datagrams(&mut self.state);
         qp.retire(&mut self.state);
         qp.requester.return_slots(&qp.core, &mut self.state);
         qp.emit_datagrams_drained(&mut self.state);
@@ -44,10 +56,7 @@ impl Engine {
         if !port.needs_no_packet(datagram.to) {
             // The sender is charged for the system call.
             qp.core.turn.charge(CALL_COST);
-            let packet = packet::emit(datagram, &bytes[grh::LEN..], port.udp, port.udp);
-            let from = datagram.from.address();
-            let to = datagram.to.address();
-            return self.state.outputs.push_back(Output::SendDatagram { from, to, packet });
+            return self.state.outputs.push_back(packet_of(&port, datagram, bytes));
         }
         if datagram.qp == qp.core.id {
             qp.datagram_arrived(&mut self.state, datagram, bytes);

@@ -27,6 +27,10 @@ use rnic_abi::types::Stag;
 impl Qp {
     /// Delivers messages of `self` to `peer` until the turn or the work ends.
     pub(in crate::engine) fn run_direct(&mut self, peer: &mut Qp, engine: &mut EngineState) {
+        let emulated = self.emulation.is_some() || peer.emulation.is_some();
+        if emulated && self.run_emulated(Some(peer), engine) {
+            return;
+        }
         let mut unretired = 0;
         self.requester.set_peer_refuses(peer.is_refusing());
         if !peer.responder.is_blocked() {

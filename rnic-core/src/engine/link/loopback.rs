@@ -18,6 +18,9 @@ use crate::rdmap::Terminate;
 impl Qp {
     /// Delivers the messages that the QP sends to itself, until the turn or the work ends.
     pub(in crate::engine) fn run_loopback(&mut self, engine: &mut EngineState) {
+        if self.emulation.is_some() && self.run_emulated(None, engine) {
+            return;
+        }
         let mut bytes = Vec::new();
         let mut unretired = 0;
         self.requester.set_peer_refuses(self.is_refusing());
@@ -32,6 +35,7 @@ impl Qp {
             && self.next_message(engine)
         {
             let Some(segment) = self.requester.next_segment(SEGMENT, VERSION) else { break };
+            bytes.clear();
             if !self.read_segment(engine, segment, &mut bytes) {
                 break;
             }
@@ -48,23 +52,24 @@ impl Qp {
         self.finish_if_drained(engine);
     }
 
-    /// Reads the payload of a segment. Returns false if it must be staged first, or cannot be read.
-    fn read_segment(
+    /// Appends the payload of a segment to `bytes`, unless its message is only a header. Returns
+    /// false if it must be staged first, or cannot be read.
+    pub(super) fn read_segment(
         &mut self,
         engine: &mut EngineState,
         segment: Segment,
         bytes: &mut Vec<u8>,
     ) -> bool {
-        bytes.clear();
         if self.requester.message().is_some_and(|message| message.header().is_some()) {
             return true;
         }
-        bytes.resize(segment.len as usize, 0);
+        let from = bytes.len();
+        bytes.resize(from + segment.len as usize, 0);
         let read = {
             let mut memory = Gather::new();
             let requester = &self.requester;
             let gathered = requester.gather(segment.len, &self.core, &engine.stags, &mut memory);
-            gathered.map(|()| Payload::Gather(&memory).read(0, bytes))
+            gathered.map(|()| Payload::Gather(&memory).read(0, &mut bytes[from..]))
         };
         match read {
             Ok(Ok(())) => return true,

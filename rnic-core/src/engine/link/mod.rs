@@ -6,9 +6,10 @@
 //! [`Qp::fpdu_received`](super::qp::Qp::fpdu_received), and every segment that passed the checks
 //! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived). Exceptions are notices, RTR Sends, and
 //! runs of short Writes (`short_writes`), which are counted once per run and carried out in the
-//! queue.
+//! queue. An [`emulation`] delays what passes either link.
 
 mod direct;
+pub(super) mod emulation;
 mod loopback;
 mod short_writes;
 pub(super) mod tcp;
@@ -110,6 +111,13 @@ impl Link {
             Link::Tcp(_) => engine.outputs.push_back(Output::ReadAgain(core.id)),
             Link::Direct(peer) => engine.awakened.push(*peer),
             Link::None | Link::PeerClosed | Link::Datagrams => {}
+        }
+    }
+
+    /// Gives the peer of a direct connection a turn.
+    pub(super) fn wake_peer(&self, engine: &mut EngineState) {
+        if let Link::Direct(peer) = self {
+            engine.awakened.push(*peer);
         }
     }
 
@@ -216,6 +224,9 @@ impl Link {
             Link::Direct(peer) => engine.signal(peer, PeerSignal::Closed),
             Link::None | Link::PeerClosed | Link::Datagrams => {}
             Link::Tcp(mut tcp) => {
+                if !reset && let Some(bytes) = tcp.last_bytes() {
+                    engine.outputs.push_back(Output::FinalFpdu { qp: core.id, bytes });
+                }
                 tcp.release(Owner { key: core.key, session: core.session }, engine);
                 engine.outputs.push_back(Output::Close { qp: core.id, reset });
             }

@@ -89,6 +89,7 @@ impl Qp {
         let sends = self.send_queue == SendQueue::Works;
         let transport = self.core.transport;
         let is_stopped = self.core.stopped.or(self.core.peer_stopped).is_some();
+        let stalled = self.is_stalled() && transport.acknowledges();
         let Qp { rc: Some(rc), requester, responder, life, link, .. } = self else {
             return None;
         };
@@ -109,6 +110,12 @@ impl Qp {
             StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
                 if rc.peer_waits {
                     return rc.rnr_time().map(|time| (Wait::Receive, time));
+                }
+                if stalled {
+                    let has_work =
+                        requester.is_under_way() || sends && rc.begins() && requester.has_posted();
+                    let time = if has_work { rc.timeout() } else { None };
+                    return time.map(|time| (Wait::Link, time));
                 }
                 // The peer cannot be blamed for an answer that this side does not read.
                 let silent = responder.reads()
@@ -141,6 +148,9 @@ impl Qp {
             Wait::Stream => {
                 let why = rc.why.clone();
                 self.fail_oldest(engine, &why);
+            }
+            Wait::Link => {
+                self.fail_oldest(engine, "the emulated link of this QP or its peer is stalled")
             }
             Wait::Receive => {
                 if let Some(seq) = self.requester.oldest_send() {

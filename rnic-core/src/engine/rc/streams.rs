@@ -95,6 +95,7 @@ impl Qp {
         self.requester.end_stream(acknowledged);
         self.life.set_deadline(&self.core, engine, None);
         self.enter(StreamPhase::Unlinked);
+        self.drop_arrivals(engine);
         self.link.close(reset, &self.core, engine);
         if !acknowledged {
             // The requests count as sent.

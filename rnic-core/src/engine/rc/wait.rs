@@ -11,6 +11,8 @@ pub(super) enum Wait {
     Stopped,
     /// For any answer of a peer that owes one, or that accepts no more bytes.
     Answer,
+    /// For the end of a stall of the emulated link.
+    Link,
     /// For more requests, which the same acknowledgement request could cover.
     AckRequest,
 }

@@ -163,12 +163,21 @@ impl Requester {
     /// of which the peer may still refuse.
     #[inline]
     pub(in crate::engine) fn acknowledge_all(&mut self) {
-        if self.acks.is_some() && !self.peer_refuses {
-            let message = self.aside.as_ref().or(self.message.as_ref());
-            let in_progress = message.and_then(|message| message.seq);
-            let all = self.in_flight.end();
-            self.in_flight.acknowledge(in_progress.unwrap_or(all));
+        if !self.peer_refuses
+            && let Some(before) = self.sent_before()
+        {
+            self.in_flight.acknowledge(before);
         }
+    }
+
+    /// Returns the request in progress, or the next one, on RC. All requests before it have been
+    /// sent in full.
+    #[inline]
+    pub(in crate::engine) fn sent_before(&self) -> Option<u64> {
+        self.acks.as_ref()?;
+        let message = self.aside.as_ref().or(self.message.as_ref());
+        let in_progress = message.and_then(|message| message.seq);
+        Some(in_progress.unwrap_or_else(|| self.in_flight.end()))
     }
 
     /// Acknowledges all requests before this one.

@@ -210,6 +210,15 @@ impl Requester {
         }
     }
 
+    /// Drops the message in progress, which an emulated link loses. Its request counts as sent.
+    pub(super) fn lose_message(&mut self) {
+        let Some(message) = self.take_message() else { return };
+        self.unsend(&message);
+        if let Some(request) = message.seq.and_then(|seq| self.in_flight.get_mut(seq)) {
+            request.progress = Progress::Done(CompletionStatus::Success);
+        }
+    }
+
     /// Cuts the next segment of the message in progress.
     pub(super) fn next_segment(&self, mulpdu: usize, dv: u8) -> Option<Segment> {
         self.message.as_ref().map(|message| message.next_segment(mulpdu, dv))

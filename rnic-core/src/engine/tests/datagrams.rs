@@ -14,7 +14,7 @@ use rnic_abi::types::{Gid, QpId, QpState};
 
 const A: usize = 0;
 const B: usize = 1;
-const KEY: u32 = 0x1234;
+pub(super) const KEY: u32 = 0x1234;
 const MTU: u32 = 1024;
 
 /// Allows all addresses except one.
@@ -33,7 +33,7 @@ impl DatagramRules for Rules {
 }
 
 /// Returns two QPs in RTS, on one host or on two.
-fn pair(apart: bool) -> World {
+pub(super) fn pair(apart: bool) -> World {
     let mut w = World::new(if apart { &[1, 1] } else { &[1] });
     for host in [0, usize::from(apart)] {
         let app = w.app(host);
@@ -74,7 +74,7 @@ fn to_rts(w: &mut World, qp: usize) {
 }
 
 /// Returns a request that sends a datagram to a QP, with this Q_Key.
-fn to(w: &World, wr: Wr, qp: usize, q_key: u32) -> Wr {
+pub(super) fn to(w: &World, wr: Wr, qp: usize, q_key: u32) -> Wr {
     let gid = Gid::from(address_of(host_of(w, qp)));
     addressed(wr, gid, w.qps[qp].id, q_key)
 }

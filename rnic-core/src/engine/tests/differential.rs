@@ -9,6 +9,7 @@ use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::device::window::BindRequest;
 use rnic_abi::abi::control::Diagnosis;
 use rnic_abi::abi::queue::SendFlags;
+use rnic_abi::faults::link::LinkShape;
 use rnic_abi::types::{Access, Scope, Stag, WindowKind};
 
 /// A pair with the model's regions, and after them the window as its peer sees it.
@@ -133,7 +134,29 @@ fn run(
     kinds: u64,
     cuts: Option<u64>,
 ) -> Result<Vec<String>, TestCaseError> {
+    run_on(ops, Bench::new(wiring, kinds), wiring, cuts)
+}
+
+/// Like [`run`], with emulated links that have no delay at these ends.
+fn run_emulated(
+    ops: &[(usize, Op)],
+    wiring: Wiring,
+    kinds: u64,
+    ends: &[usize],
+) -> Result<Vec<String>, TestCaseError> {
     let mut bench = Bench::new(wiring, kinds);
+    for end in ends {
+        bench.w.set_link(*end, LinkShape::default());
+    }
+    run_on(ops, bench, wiring, None)
+}
+
+fn run_on(
+    ops: &[(usize, Op)],
+    mut bench: Bench,
+    wiring: Wiring,
+    cuts: Option<u64>,
+) -> Result<Vec<String>, TestCaseError> {
     if let Some(seed) = cuts {
         for (n, pipe) in bench.w.links[0].pipes.iter_mut().enumerate() {
             pipe.cuts = Cuts::Random(seed + n as u64);
@@ -276,6 +299,19 @@ proptest! {
         let direct = run(&ops, Wiring::direct(), kinds, None)?;
         let tcp = run(&ops, Wiring::all()[framing], kinds, Some(seed >> 1))?;
         prop_assert_eq!(direct, tcp);
+    }
+
+    #[test]
+    fn emulated_links_match_the_model(
+        ops in proptest::collection::vec(any_op(), 1..40),
+        framing in 0usize..6,
+        kinds in memory_kinds(),
+        ends in 0usize..3,
+    ) {
+        let plain = run(&ops, Wiring::direct(), kinds, None)?;
+        let ends = [&[A][..], &[B], &[A, B]][ends];
+        let emulated = run_emulated(&ops, Wiring::all()[framing], kinds, ends)?;
+        prop_assert_eq!(plain, emulated);
     }
 
     //= RDMAP-5.3-5

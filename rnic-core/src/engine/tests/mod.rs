@@ -16,6 +16,7 @@ mod datagrams;
 mod ddp_limits;
 mod delivery;
 mod differential;
+mod emulation;
 mod endings;
 mod explanation;
 mod fairness;

@@ -4,6 +4,7 @@
 //! All QPs of a worker share its slabs. A QP owns memory only for bytes that TCP has not accepted
 //! yet and for an FPDU that has not arrived in full ([`partial`]). An idle connection owns none.
 
+mod delayed;
 pub(in crate::engine) mod failure;
 pub(in crate::engine) mod partial;
 mod receive;
@@ -17,6 +18,7 @@ use slabs::Unread;
 
 use crate::engine::charge::{Owner, StreamCharge};
 use crate::engine::interface::MulpduPolicy;
+use crate::engine::link::emulation::DelayLine;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
@@ -47,7 +49,11 @@ pub(in crate::engine) struct TcpLink {
     /// Bytes that TCP did not accept, from `tail_at` on.
     tail: Vec<u8>,
     tail_at: usize,
-    /// Charge of the session for the tail.
+    /// Bytes in flight on an emulated link, after the tail.
+    line: DelayLine<Box<[u8]>>,
+    /// Number of bytes framed when the last ones entered the line.
+    entered: u64,
+    /// Charge of the session for the tail and the line.
     charge: StreamCharge,
     /// Bytes to frame before a call. Tests set 1 for a call per FPDU.
     batch: usize,
@@ -91,6 +97,8 @@ impl TcpLink {
             accepted: 0,
             tail: Vec::new(),
             tail_at: 0,
+            line: DelayLine::default(),
+            entered: 0,
             charge: StreamCharge::default(),
             batch: BATCH,
             blocked: false,
@@ -120,9 +128,9 @@ impl TcpLink {
 
     // --- Used by `Link` ----------------------------------------------------------------------
 
-    /// Returns the number of bytes that TCP has accepted.
+    /// Returns the number of bytes that TCP or an emulated link has accepted.
     pub(in crate::engine) fn accepted(&self) -> u64 {
-        self.accepted
+        self.accepted.max(self.entered)
     }
 
     /// Returns true if TCP has yet to accept bytes.
@@ -176,6 +184,7 @@ impl TcpLink {
     pub(in crate::engine) fn drop_unsent(&mut self, core: &QpCore, engine: &mut EngineState) {
         self.tail = Vec::new();
         self.tail_at = 0;
+        self.line = DelayLine::default();
         self.framed = self.accepted;
         self.blocked = false;
         engine.unsent.release(&mut self.charge, core.session);
@@ -198,9 +207,9 @@ impl TcpLink {
 
     // --- Bytes that TCP accepts --------------------------------------------------------------
 
-    /// Returns the capacity of the tail, which the session is charged for.
+    /// Returns the memory of the tail and the line, which the session is charged for.
     fn tail_room(&self) -> usize {
-        self.tail.capacity()
+        self.tail.capacity() + self.line.room()
     }
 
     fn tail(&self) -> &[u8] {
@@ -241,7 +250,7 @@ impl TcpLink {
 impl TcpLink {
     /// Returns true if no buffer is kept, as while the connection is idle.
     pub(in crate::engine) fn holds_no_buffer(&self) -> bool {
-        self.tail.capacity() == 0 && self.partial.holds_nothing()
+        self.tail.capacity() == 0 && self.line.is_empty() && self.partial.holds_nothing()
     }
 
     /// Makes a call to the socket for every FPDU.

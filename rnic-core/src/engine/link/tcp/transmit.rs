@@ -54,15 +54,22 @@ impl Qp {
         if !had_tail {
             tcp.blocked = false;
         }
-        let (produced, mut more) = if had_tail { (0, true) } else { self.fill(engine, slab) };
+        let (produced, mut more) = if had_tail {
+            (0, true)
+        } else if self.emulation.is_some() {
+            (0, self.fill_line(engine, slab))
+        } else {
+            self.fill(engine, slab, usize::MAX)
+        };
         let zero_copy = !had_tail && self.sends_without_copy(engine);
         let Some(tcp) = self.link.tcp_mut() else { return Transmit::Idle };
         tcp.framed += produced as u64;
+        let has_tail = !tcp.tail().is_empty();
         let result = if zero_copy {
             more = true;
             self.core.turn.charge(CALL_COST);
             self.send_without_copy(engine, &slab[..produced], send)
-        } else if had_tail || produced > 0 {
+        } else if has_tail || produced > 0 {
             self.core.turn.charge(CALL_COST);
             tcp.send_framed(&slab[..produced], send).map(|interrupted| more |= interrupted)
         } else {
@@ -78,6 +85,10 @@ impl Qp {
         self.retire(engine);
         self.after_transmit(engine);
         self.update_clock_after_send(engine, self.link.accepted() != accepted);
+        if let Some(emulation) = &mut self.emulation {
+            emulation.end_sending(engine.now);
+            self.settle_emulation(engine);
+        }
         match (blocked, more) {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,
@@ -136,6 +147,9 @@ impl Qp {
         let owner = Owner { key: self.core.key, session: self.core.session };
         if let Some(tcp) = self.link.tcp_mut() {
             let room = tcp.tail_room();
+            if self.emulation.is_some() {
+                return engine.unsent.hold(&mut tcp.charge, owner, room);
+            }
             let excess = engine.unsent.set(&mut tcp.charge, owner, room);
             engine.evict(excess);
         }
@@ -149,13 +163,21 @@ impl Qp {
         }
     }
 
-    /// Frames FPDUs until the turn, the batch or the work ends. Returns the number of bytes, and
-    /// true if there may be more work.
-    fn fill(&mut self, engine: &mut EngineState, slab: &mut [u8]) -> (usize, bool) {
+    /// Frames FPDUs until the turn, the batch or the work ends, or until there are `most` bytes.
+    /// Returns the number of bytes, and true if there may be more work.
+    pub(super) fn fill(
+        &mut self,
+        engine: &mut EngineState,
+        slab: &mut [u8],
+        most: usize,
+    ) -> (usize, bool) {
         let mut used = 0;
         loop {
             let Some(tcp) = self.link.tcp_mut() else { return (used, false) };
-            if used >= tcp.batch || self.core.turn.is_over() || slab.len() - used < MAX_FPDU {
+            if used >= tcp.batch.min(most)
+                || self.core.turn.is_over()
+                || slab.len() - used < MAX_FPDU
+            {
                 return (used, true);
             }
             let out = &mut slab[used..];
@@ -428,13 +450,23 @@ impl TcpLink {
     }
 
     fn final_fpdu(&mut self, header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
-        if self.has_unsent() || self.rtr.is_some() {
+        if self.rtr.is_some() {
             return None;
         }
-        let mut bytes = vec![0; FINAL_FPDU_LEN];
-        let len = self.frame(header, payload, &mut bytes);
-        bytes.truncate(len);
+        let mut bytes = self.take_line();
+        if self.has_unsent() {
+            return None;
+        }
+        let from = bytes.len();
+        bytes.resize(from + FINAL_FPDU_LEN, 0);
+        let len = self.frame(header, payload, &mut bytes[from..]);
+        bytes.truncate(from + len);
         Some(bytes)
+    }
+
+    /// Takes the bytes in flight on an emulated link, for a connection that closes gracefully.
+    pub(in crate::engine) fn last_bytes(&mut self) -> Option<Vec<u8>> {
+        Some(self.take_line()).filter(|bytes| !bytes.is_empty())
     }
 }
 

@@ -75,6 +75,8 @@ impl Qp {
             return false;
         };
         tcp.framer.length_and_trailer(0).is_some()
+            // An emulated link delays private bytes.
+            && self.emulation.is_none()
             && message.total - message.sent >= MIN_ZERO_COPY
             && !self.core.turn.is_over()
             && (self.life.phase().responds() || self.life.phase() == StreamPhase::Terminating)

@@ -26,8 +26,8 @@ use crate::device::{
     Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
 };
 use crate::engine::{
-    Broadcast, ConnectedEnd, DatagramConfig, Engine, EngineCommand, EngineOptions, MulpduPolicy,
-    Notification, Output, PeerLimits, QpConfig, Receive, Receives, Transmit, Work,
+    Broadcast, ConnectedEnd, DatagramConfig, EmulatedLink, Engine, EngineCommand, EngineOptions,
+    MulpduPolicy, Notification, Output, PeerLimits, QpConfig, Receive, Receives, Transmit, Work,
 };
 use crate::stream::Negotiated;
 use crate::stream::startup::{
@@ -35,6 +35,7 @@ use crate::stream::startup::{
 };
 use rnic_abi::abi::control::{self, Diagnosis, DisconnectMode, Event};
 use rnic_abi::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
+use rnic_abi::faults::link::LinkShape;
 use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_abi::shm::io::Piece;
 use rnic_abi::shm::queue::{
@@ -478,6 +479,21 @@ impl World {
     pub fn command(&mut self, qp: usize, command: impl FnOnce(QpId) -> EngineCommand) {
         let QpEnd { engine, id, .. } = self.qps[qp];
         self.engines[engine].handle_command(command(id), self.now);
+    }
+
+    /// Emulates a link with this shape for all that a QP sends.
+    pub fn set_link(&mut self, qp: usize, shape: LinkShape) -> Arc<EmulatedLink> {
+        shape.check().unwrap();
+        let link = Arc::new(EmulatedLink::new(shape));
+        self.command(qp, |id| EngineCommand::SetLink(id, Some(link.clone())));
+        self.settle();
+        link
+    }
+
+    /// Ends the emulation of a QP's link.
+    pub fn unset_link(&mut self, qp: usize) {
+        self.command(qp, |id| EngineCommand::SetLink(id, None));
+        self.settle();
     }
 
     /// Sends a command to every engine of a QP's host.

@@ -1,0 +1,255 @@
+//! Emulated links: delay, rate, stalls and losses of what a QP sends, on every kind of link.
+//!
+//! All that a QP sends passes its [`EmulatedLink`]: requests, responses and, on an RC QP, the
+//! acknowledgements of the direct path. The *rate* holds back the QP, which takes no turn at
+//! sending while the link is busy. The *delay* puts what was sent into a [`DelayLine`], from which
+//! it arrives in order: framed bytes before the socket of a TCP connection
+//! ([`tcp`](super::tcp::delayed)), segments before the other QP of the direct path ([`direct`]),
+//! and datagrams before their socket or receiver (`datagram/delayed.rs`). A request is done when it
+//! has entered the line, as it is done when TCP has accepted it. On RC it is done when the peer has
+//! acknowledged it, one delay of each QP later.
+//!
+//! Payload is read when it enters the line and its target is checked when it arrives, so a
+//! deregistration is a barrier here too. The memory of a line is bounded and charged to the session
+//! of the QP that owns it. A QP whose session has reached a limit on unsent bytes waits until its
+//! line is empty, so that no stream ends because of a rule.
+//!
+//! The end of a stream keeps its place behind earlier segments but has no delay of its own. A QP
+//! that is destroyed sends at once what its line holds.
+
+pub(in crate::engine) mod delay_line;
+pub(in crate::engine) mod direct;
+mod shared;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(in crate::engine) use delay_line::DelayLine;
+pub(in crate::engine) use shared::Fate;
+pub use shared::{EmulatedLink, LinkLosses};
+
+use crate::engine::charge::{Owner, StreamCharge};
+use crate::engine::datagram::delayed::DelayedDatagrams;
+use crate::engine::deadlines::Due;
+use crate::engine::qp::Qp;
+use crate::engine::state::EngineState;
+use crate::engine::transport::Transport;
+use direct::{Acknowledgement, Arrival};
+use rnic_abi::types::{QpId, Time};
+
+/// State of a QP whose link is emulated, or whose peer's link on the direct path is.
+#[derive(Default)]
+pub(in crate::engine) struct Emulation {
+    /// Link of what the QP sends. `None` if only its peer has one, or until the lines are empty.
+    link: Option<Arc<EmulatedLink>>,
+    /// Units sent, which select their jitter.
+    units: u64,
+    /// Messages or datagrams sent, which select their fate.
+    packets: u64,
+    /// Request whose fate is decided.
+    decided: Option<u64>,
+    /// Time at which the link accepts more. Bytes sent at the next opportunity count as ready at
+    /// this time, so that a late turn does not lower the rate.
+    resumes: Option<Time>,
+    /// The deadline that is set.
+    deadline: Option<Time>,
+    /// Segments, acknowledgements and signals of the other QP of the direct path.
+    arrivals: DelayLine<Arrival>,
+    /// The other QP waits for room in `arrivals`.
+    sender_waits: bool,
+    /// The link of the other QP of the direct path is stalled.
+    peer_stalls: bool,
+    acknowledgement: Acknowledgement,
+    pub datagrams: DelayedDatagrams,
+    /// Charge of the session for `arrivals` and `datagrams`.
+    charge: StreamCharge,
+}
+
+impl Emulation {
+    /// Returns true if the link accepts another unit now.
+    pub(in crate::engine) fn is_open(&mut self, now: Time) -> bool {
+        let Some(link) = &self.link else { return true };
+        if self.stalls() {
+            return false;
+        }
+        let free_at = link.free_at().unwrap_or_default();
+        let is_open = free_at <= now.after(AHEAD);
+        if !is_open {
+            self.resumes = Some(Time(free_at.0 - nanoseconds(AHEAD)));
+        }
+        is_open
+    }
+
+    /// Returns true if the link sends nothing.
+    pub(in crate::engine) fn stalls(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.shape().stall)
+    }
+
+    /// Sends a unit. Returns the time at which it arrives, unless an earlier unit arrives later.
+    pub(in crate::engine) fn send(&mut self, now: Time, bytes: usize, qp: QpId) -> Time {
+        let Some(link) = &self.link else { return now };
+        let left = link.send(self.ready_at(now), bytes);
+        let delay = link.delay(qp, self.units);
+        self.units += 1;
+        left.after(delay)
+    }
+
+    /// Returns how many bytes a QP may hand to the link at once, at least 1.
+    pub(in crate::engine) fn allowance(&self, now: Time) -> usize {
+        let ready = self.ready_at(now);
+        self.link.as_ref().map_or(usize::MAX, |link| link.bytes_between(ready, now.after(AHEAD)))
+    }
+
+    /// Returns the time at which bytes sent now count as ready.
+    fn ready_at(&self, now: Time) -> Time {
+        let earliest = Time(now.0.saturating_sub(nanoseconds(CATCH_UP)));
+        self.resumes.map_or(now, |at| at.clamp(earliest, now))
+    }
+
+    /// Ends the part of a turn in which the QP sends.
+    pub(in crate::engine) fn end_sending(&mut self, now: Time) {
+        self.resumes = self.resumes.filter(|at| *at > now);
+    }
+
+    /// Returns what happens to the next packet of the QP.
+    pub(in crate::engine) fn fate(&mut self, qp: QpId) -> Fate {
+        let Some(link) = &self.link else { return Fate::Arrives };
+        let packet = self.packets;
+        self.packets += 1;
+        link.fate(qp, packet)
+    }
+}
+
+impl Qp {
+    /// Sets the link of what this QP sends from now on.
+    pub(in crate::engine) fn set_link(
+        &mut self,
+        engine: &mut EngineState,
+        link: Option<Arc<EmulatedLink>>,
+    ) {
+        if self.emulation.is_none() && link.is_none() {
+            return;
+        }
+        let emulation = self.emulation.get_or_insert_default();
+        emulation.link = link;
+        emulation.resumes = None;
+        engine.wake(&mut self.core);
+        // The peer's clock depends on a stall of this link.
+        self.link.wake_peer(engine);
+    }
+
+    /// Returns true if the link accepts another unit now.
+    pub(in crate::engine) fn link_is_open(&mut self, now: Time) -> bool {
+        self.emulation.as_mut().is_none_or(|emulation| emulation.is_open(now))
+    }
+
+    /// Returns true if a FIN must wait: for a stalled link, or for segments of a peer that has
+    /// ended the stream after them.
+    pub(in crate::engine) fn delays_fin(&self) -> bool {
+        let delays = |emulation: &Emulation| emulation.stalls() || !emulation.arrivals.is_empty();
+        self.emulation.as_deref().is_some_and(delays)
+    }
+
+    /// Returns true if the link of either end is stalled, so that no acknowledgement can arrive.
+    pub(in crate::engine) fn is_stalled(&self) -> bool {
+        let is_stalled = |emulation: &Emulation| emulation.stalls() || emulation.peer_stalls;
+        self.emulation.as_deref().is_some_and(is_stalled)
+    }
+
+    /// Decides the fate of the message in progress of a UC QP, once. Drops a message that would not
+    /// arrive, and returns true. Its request counts as sent.
+    pub(in crate::engine) fn loses_message(&mut self) -> bool {
+        let Some(emulation) = &mut self.emulation else { return false };
+        let Some(message) = self.requester.message() else { return false };
+        let request = message.seq;
+        let is_decided = request.is_none() || request == emulation.decided || message.sent > 0;
+        if self.core.transport != Transport::Uc || is_decided {
+            return false;
+        }
+        emulation.decided = request;
+        let is_lost = match emulation.fate(self.core.id) {
+            Fate::Lost | Fate::Truncated | Fate::Reordered => true,
+            Fate::Arrives | Fate::Duplicated => false,
+        };
+        if is_lost {
+            self.requester.lose_message();
+        }
+        is_lost
+    }
+
+    /// Updates charge and deadline after a turn. Drops the state if it is not needed any more.
+    pub(in crate::engine) fn settle_emulation(&mut self, engine: &mut EngineState) {
+        let Some(emulation) = &mut self.emulation else { return };
+        let now = engine.now;
+        let owner = Owner { key: self.core.key, session: self.core.session };
+        let room = emulation.arrivals.room() + emulation.datagrams.room();
+        engine.unsent.hold(&mut emulation.charge, owner, room);
+        let line = self.link.tcp().and_then(|tcp| tcp.line().next_after(now));
+        let next = [
+            line,
+            emulation.arrivals.next_after(now),
+            emulation.datagrams.next_after(now),
+            emulation.resumes.filter(|at| *at > now),
+        ];
+        let next = next.into_iter().flatten().min();
+        if next != emulation.deadline {
+            let due = Due::Link(self.core.key);
+            if let Some(at) = emulation.deadline {
+                engine.deadlines.clear(at, due);
+            }
+            if let Some(at) = next {
+                engine.deadlines.set(at, due);
+            }
+            emulation.deadline = next;
+        }
+        let in_use = emulation.link.is_some()
+            || emulation.peer_stalls
+            || emulation.acknowledgement.is_pending()
+            || room > 0
+            || self.link.tcp().is_some_and(|tcp| !tcp.line().is_empty());
+        if !in_use {
+            self.emulation = None;
+        }
+    }
+
+    /// Handles the deadline of the link.
+    pub(in crate::engine) fn link_deadline_passed(&mut self, engine: &mut EngineState) {
+        if let Some(emulation) = &mut self.emulation {
+            emulation.deadline = None;
+            engine.wake(&mut self.core);
+        }
+    }
+
+    /// Drops what has not arrived, because the stream has ended. Datagrams need no stream and are
+    /// sent.
+    pub(in crate::engine) fn drop_arrivals(&mut self, engine: &mut EngineState) {
+        self.send_delayed_datagrams(engine);
+        if let Some(emulation) = &mut self.emulation {
+            emulation.arrivals = DelayLine::default();
+            emulation.acknowledgement = Acknowledgement::default();
+            emulation.sender_waits = false;
+            emulation.peer_stalls = false;
+            self.settle_emulation(engine);
+        }
+    }
+
+    /// Ends the emulation for a QP that is destroyed.
+    pub(in crate::engine) fn end_emulation(&mut self, engine: &mut EngineState) {
+        self.send_delayed_datagrams(engine);
+        let Some(mut emulation) = self.emulation.take() else { return };
+        engine.unsent.release(&mut emulation.charge, self.core.session);
+        if let Some(at) = emulation.deadline {
+            engine.deadlines.clear(at, Due::Link(self.core.key));
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Time before the link is free at which the QP hands it the next unit, so that a turn that is a
+/// little late leaves no gap.
+const AHEAD: Duration = Duration::from_micros(100);
+/// Maximum time by which a turn may be late without lowering the rate.
+const CATCH_UP: Duration = Duration::from_millis(10);

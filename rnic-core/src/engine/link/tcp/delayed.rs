@@ -1,0 +1,71 @@
+//! FPDUs over an emulated link: framed bytes enter a line, and go to the socket when they are due.
+//!
+//! Requests count bytes in the line as accepted. The FIN and the end of the stream wait for them.
+
+use super::TcpLink;
+use crate::engine::link::emulation::DelayLine;
+use crate::engine::qp::Qp;
+use crate::engine::state::EngineState;
+use rnic_abi::types::Time;
+
+impl Qp {
+    /// Frames as much as the emulated link accepts now, and takes what is due out of the line for
+    /// the socket. Returns true if there may be more to do in the next turn.
+    pub(super) fn fill_line(&mut self, engine: &mut EngineState, slab: &mut [u8]) -> bool {
+        let now = engine.now;
+        let Some(tcp) = self.link.tcp_mut() else { return false };
+        tcp.take_due(now);
+        let room = tcp.line.room();
+        let may_fill = tcp.line.is_empty()
+            || tcp.line.has_room() && engine.unsent.has_room(self.core.session, room);
+        if !may_fill || !self.link_is_open(now) {
+            return false;
+        }
+        let most = self.emulation.as_ref().map_or(usize::MAX, |emulation| emulation.allowance(now));
+        let (produced, more) = self.fill(engine, slab, most);
+        if produced == 0 {
+            return more;
+        }
+        let id = self.core.id;
+        let at = self.emulation.as_mut().map_or(now, |of| of.send(now, produced, id));
+        if let Some(tcp) = self.link.tcp_mut() {
+            tcp.line.push(at, produced, slab[..produced].into());
+            tcp.framed += produced as u64;
+            tcp.entered = tcp.framed;
+            tcp.take_due(now);
+        }
+        more
+    }
+}
+
+impl TcpLink {
+    /// Returns the bytes in flight on the emulated link.
+    pub(in crate::engine) fn line(&self) -> &DelayLine<Box<[u8]>> {
+        &self.line
+    }
+
+    /// Moves the bytes that are due to the tail, which goes to the socket.
+    fn take_due(&mut self, now: Time) {
+        if !self.tail().is_empty() {
+            return;
+        }
+        self.tail_at = 0;
+        self.tail.clear();
+        while let Some(bytes) = self.line.take_due(now, |_| true) {
+            self.tail.extend_from_slice(&bytes);
+        }
+    }
+
+    /// Takes the bytes in flight, for a connection that closes. Returns no bytes if TCP has yet to
+    /// accept earlier ones.
+    pub(super) fn take_line(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if self.tail().is_empty() {
+            while let Some(next) = self.line.take_first() {
+                bytes.extend_from_slice(&next);
+            }
+            self.accepted += bytes.len() as u64;
+        }
+        bytes
+    }
+}
