@@ -23,6 +23,7 @@ use rnic_abi::types::{QpId, SessionId, Time};
 use rnic_core::engine::{
     Engine, EngineCommand, EngineOptions, Notification, Output, Receive, Transmit, Work,
 };
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
 use super::Ticket;
@@ -143,9 +144,20 @@ impl Worker {
                     self.poll_sockets(now);
                     std::thread::yield_now();
                 }
+                // Sleeping now would handle the deadline late.
+                Step::Sleep if self.is_almost_due(now) && self.waiter.shares(now, true) => {
+                    self.retry_hot();
+                    self.poll_sockets(now);
+                    std::thread::yield_now();
+                }
                 Step::Sleep => self.sleep(now),
             }
         }
+    }
+
+    /// Returns true if an emulated link is due so soon that the worker polls for it.
+    fn is_almost_due(&self, now: Time) -> bool {
+        self.engine.poll_precise_timeout().is_some_and(|at| at.since(now) <= POLL_AHEAD)
     }
 
     /// Does a bounded amount of work, so that commands and doorbells do not wait long. Returns true
@@ -524,12 +536,16 @@ impl Worker {
             }
         }
         let timeout = self.engine.poll_timeout().map(|at| at.since(now));
+        let precise = self.engine.poll_precise_timeout().is_some();
         let inbox = &self.inbox;
         self.shared.holds.store(self.engine.may_hold_data(), Ordering::Relaxed);
         if !self.shared.parker.park(|| inbox.is_empty()) {
             return;
         }
-        self.poll(timeout);
+        match timeout.filter(|_| precise) {
+            Some(timeout) => self.poll_precisely(timeout),
+            None => self.poll(timeout),
+        }
         self.shared.parker.unpark();
         // Pairs with `Workers::watch`.
         if self.shared.watched.load(Ordering::Relaxed) {
@@ -551,6 +567,18 @@ impl Worker {
             // The epoll descriptor and the buffer are valid, so no other error is possible.
             Err(e) => panic!("epoll: {e}"),
         }
+    }
+
+    /// Polls like [`poll`](Self::poll), which rounds the timeout up to milliseconds. Returns so early
+    /// that the worker can poll until the deadline.
+    fn poll_precisely(&mut self, timeout: Duration) {
+        let early = timeout.checked_sub(POLL_AHEAD).unwrap_or(timeout);
+        let limit =
+            Timespec { tv_sec: early.as_secs() as i64, tv_nsec: early.subsec_nanos().into() };
+        let mut descriptors = [PollFd::new(self.poll.registry(), PollFlags::IN)];
+        // An error, such as a signal, only ends the wait early.
+        let _ = rustix::event::poll(&mut descriptors, Some(&limit));
+        self.poll(Some(Duration::ZERO));
     }
 
     /// Passes readiness events to the engine and the sockets.
@@ -630,6 +658,9 @@ const WARNINGS: u32 = 5;
 const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Spins between two tries of the active sockets. Each try is a system call.
 const SPINS_PER_TRY: u32 = 16;
+/// Time before the deadline of an emulated link from which the worker polls instead of sleeping, at
+/// least the default timer slack of a thread and the time to wake up.
+const POLL_AHEAD: Duration = Duration::from_micros(100);
 /// Interval between polls for readiness while there is work.
 const POLL_EVERY: Duration = Duration::from_micros(20);
 
