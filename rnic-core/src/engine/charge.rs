@@ -143,7 +143,7 @@ impl Charges {
     }
 
     /// Returns true if a stream of this session may hold `bytes` without exceeding a limit.
-    pub(super) fn has_room(&self, charge: &StreamCharge, session: SessionId, bytes: usize) -> bool {
+    pub(super) fn may_hold(&self, charge: &StreamCharge, session: SessionId, bytes: usize) -> bool {
         let more = bytes.saturating_sub(charge.bytes);
         let of_session = self.sessions.get(&session).map_or(0, |of_session| of_session.used);
         more == 0

@@ -224,7 +224,7 @@ impl QpCore {
     /// Charges the session for the bytes that are held, sets the deadline, and records inversions.
     fn settle_order(&mut self, engine: &mut EngineState) {
         let Some(order) = &self.order else { return };
-        if !engine.held.has_room(&order.charge, self.session, order.pending.bytes()) {
+        if !engine.held.may_hold(&order.charge, self.session, order.pending.bytes()) {
             self.write(&engine.stags, |pending, place| pending.release_all(place));
         }
         let Some(mut order) = self.order.take() else { return };

@@ -11,16 +11,18 @@ mod qps;
 mod requests;
 mod verbs;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Weak};
 
 use rnic_abi::abi::control::Event;
 use rnic_abi::faults::{Action, FaultName, FaultRule};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
+use rnic_core::engine::EmulatedLink;
 
 use crate::resource::ledger::Charge;
 use crate::resource::session::Session;
+use qps::LinkKey;
 pub(super) use qps::QpFaults;
 
 /// The rules in force, and their timers.
@@ -33,6 +35,8 @@ pub(super) struct FaultRules {
     due: BTreeSet<(Time, u64)>,
     /// Events to be delivered later, by time and an order number.
     events: BTreeMap<(Time, u64), (SessionId, Event)>,
+    /// Emulated links that QPs have.
+    links: HashMap<LinkKey, Weak<EmulatedLink>>,
     /// Faults of rules that have been cleared.
     past: u64,
 }

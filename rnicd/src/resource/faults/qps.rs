@@ -1,14 +1,16 @@
 //! The rules of each QP.
 
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Arc, Weak};
 
+use rnic_abi::faults::link::LinkShape;
 use rnic_abi::faults::order::{OrderModel, OrderRule};
 use rnic_abi::faults::{Action, FaultName, Selector};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
-use rnic_core::engine::EngineCommand;
+use rnic_core::engine::{EmulatedLink, EngineCommand};
 
-use super::{Lasting, Rule};
+use super::{FaultRules, Lasting, Rule};
 use crate::clock;
 use crate::resource::Manager;
 use crate::resource::qp::{Qp, QpPhase};
@@ -21,6 +23,26 @@ pub struct QpFaults {
     stopped: Option<FaultName>,
     /// The rule of memory order, if a worker holds the QP.
     order: Option<u64>,
+    /// The rule of its link, in the same way, with the addresses of both ends.
+    link: Option<LinkKey>,
+}
+
+/// Key of an emulated link: the number of the rule, and the addresses of this end and of the peer.
+/// QPs of the same addresses share its rate.
+pub(super) type LinkKey = (u64, Option<[IpAddr; 2]>);
+
+impl FaultRules {
+    /// Returns the link with this key.
+    fn link(&mut self, key: LinkKey, shape: LinkShape) -> Arc<EmulatedLink> {
+        let known = self.links.get(&key).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            // Links without QPs are dropped, so there are as many as QPs at most.
+            self.links.retain(|_, link| link.strong_count() > 0);
+            let link = Arc::new(EmulatedLink::new(shape));
+            self.links.insert(key, Arc::downgrade(&link));
+            link
+        })
+    }
 }
 
 impl Manager {
@@ -40,11 +62,14 @@ impl Manager {
         let bound = matches!(object.phase, QpPhase::Bound(_));
         let (rules, stopped) = self.faults_of(session, qp, object);
         let order = self.order_of(session, qp, object).filter(|_| bound);
+        let link = self.link_of(session, qp, object).filter(|_| bound);
         let told = QpFaults {
             rules: rules.iter().map(|rule| rule.number).collect(),
             stopped,
             order: order.as_ref().map(|(number, _)| *number),
+            link: link.map(|(key, _)| key),
         };
+        let link = link.map(|(key, shape)| (key, self.faults.link(key, shape)));
         let Some((_, object)) = self.qp_of(qp) else { return };
         if object.faults == told {
             return;
@@ -63,6 +88,10 @@ impl Manager {
                 if last.order != order.as_ref().map(|(number, _)| *number) {
                     let rule = order.map(|(_, rule)| Box::new(rule));
                     self.workers.one(worker, EngineCommand::SetOrder(qp, rule));
+                }
+                if last.link != link.as_ref().map(|(key, _)| *key) {
+                    let link = link.map(|(_, link)| link);
+                    self.workers.one(worker, EngineCommand::SetLink(qp, link));
                 }
                 self.workers.one(worker, EngineCommand::SetFaults(qp, rules));
             }
@@ -113,6 +142,16 @@ impl Manager {
                 inversions: inversions.map(|(from, to)| from..to),
             };
             in_force.then_some((*number, order))
+        })
+    }
+
+    /// Returns the rule of the link of a QP: the first that selects it.
+    fn link_of(&self, session: &Session, id: QpId, qp: &Qp) -> Option<(LinkKey, LinkShape)> {
+        let now = clock::now();
+        self.faults.rules.iter().find_map(|(number, rule)| {
+            let Action::Link(shape) = rule.armed.rule.action else { return None };
+            let in_force = rule.armed.is_in_force(now) && self.selects_qp(rule, session, id, qp);
+            in_force.then(|| ((*number, qp.addresses()), shape))
         })
     }
 

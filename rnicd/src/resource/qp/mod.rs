@@ -131,8 +131,14 @@ impl Qp {
 
     /// Returns the address of the peer, if known.
     pub fn peer(&self) -> Option<IpAddr> {
-        let roce = self.rc.as_ref().map(|rc| rc.wiring.remote.address());
-        roce.or(self.connection.map(|connection| connection.addresses.peer.ip()))
+        self.addresses().map(|[_, peer]| peer)
+    }
+
+    /// Returns the addresses of this end and of the peer, if known.
+    pub fn addresses(&self) -> Option<[IpAddr; 2]> {
+        let of = |rc: &RcAttr| [rc.wiring.local, rc.wiring.remote].map(Gid::address);
+        let connected = |c: Connection| [c.addresses.local.ip(), c.addresses.peer.ip()];
+        self.rc.as_ref().map(of).or(self.connection.map(connected))
     }
 
     /// Returns an error if the QP cannot connect or accept: it is not Idle or not an iWARP QP.
