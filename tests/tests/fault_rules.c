@@ -1,0 +1,191 @@
+// Two RC QPs of one process that are connected to each other, under fault rules. Each argument is a
+// step, and each step that has a result prints a line:
+//
+//   send, write, read, atomic   posts a request on the first QP (and a receive on the second)
+//   wc, receive                 waits for a completion of the first or second QP: opcode and status
+//   event                       waits for an asynchronous event: its number, and its port if any
+//   port                        prints the state of the port
+//   state                       prints the states of both QPs
+//   reg_mr                      registers memory: 0 or the error number
+//   input                       prints "ready" and waits for a line from standard input
+
+#include "refusals.h"
+
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <time.h>
+
+enum {
+    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+          IBV_ACCESS_REMOTE_ATOMIC,
+    DEPTH = 64,
+    LENGTH = 4096,
+    DEADLINE = 180, // seconds, for completions and events that should come at once
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_mr *mr;
+static struct ibv_cq *cq[2];
+static struct ibv_qp *qp[2];
+static char bytes[LENGTH];
+
+static void open_device(void)
+{
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    MUST(list);
+    for (int n = 0; n < count && !context; n++)
+        if (list[n]->transport_type == IBV_TRANSPORT_IB)
+            context = ibv_open_device(list[n]);
+    ibv_free_device_list(list);
+    MUST(context && (pd = ibv_alloc_pd(context)));
+}
+
+static void create(int n)
+{
+    MUST((cq[n] = ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0)) != NULL);
+    struct ibv_qp_init_attr a = {.send_cq = cq[n], .recv_cq = cq[n], .qp_type = IBV_QPT_RC};
+    a.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 1, 1, 0};
+    MUST((qp[n] = ibv_create_qp(pd, &a)) != NULL);
+    struct ibv_qp_attr to = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL};
+    int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    MUST(!ibv_modify_qp(qp[n], &to, mask));
+}
+
+static void wire(int n)
+{
+    union ibv_gid gid;
+    MUST(!ibv_query_gid(context, 1, 0, &gid));
+    struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024};
+    a.dest_qp_num = qp[!n]->qp_num;
+    a.max_dest_rd_atomic = a.max_rd_atomic = 4;
+    a.min_rnr_timer = 12; // 0.64 ms
+    a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
+    a.ah_attr.grh = (struct ibv_global_route){.dgid = gid, .hop_limit = 64};
+    int to_rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                 IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    MUST(!ibv_modify_qp(qp[n], &a, to_rtr));
+    a.qp_state = IBV_QPS_RTS;
+    a.timeout = 14; // 67 ms
+    a.retry_cnt = 7;
+    a.rnr_retry = 3;
+    int to_rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+    MUST(!ibv_modify_qp(qp[n], &a, to_rts));
+}
+
+static void post(enum ibv_wr_opcode opcode)
+{
+    struct ibv_sge sge = {(uintptr_t)bytes, 8, mr->lkey};
+    if (opcode == IBV_WR_SEND) {
+        struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+        MUST(!ibv_post_recv(qp[1], &wr, &bad));
+    }
+    struct ibv_send_wr wr = {.opcode = opcode, .sg_list = &sge, .num_sge = 1}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        wr.wr.atomic.remote_addr = (uintptr_t)bytes + 64;
+        wr.wr.atomic.rkey = mr->rkey;
+    } else {
+        wr.wr.rdma.remote_addr = (uintptr_t)bytes + 64;
+        wr.wr.rdma.rkey = mr->rkey;
+    }
+    MUST(!ibv_post_send(qp[0], &wr, &bad));
+}
+
+static void complete(const char *step, int n)
+{
+    struct ibv_wc wc;
+    time_t until = time(NULL) + DEADLINE;
+    int got;
+    while (!(got = ibv_poll_cq(cq[n], 1, &wc)))
+        MUST(time(NULL) < until);
+    MUST(got == 1);
+    printf("%s %d\n", step, wc.status);
+}
+
+static void event(void)
+{
+    struct ibv_async_event found;
+    MUST(!ibv_get_async_event(context, &found));
+    int type = found.event_type;
+    switch (type) {
+    case IBV_EVENT_PORT_ACTIVE:
+    case IBV_EVENT_PORT_ERR:
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_PKEY_CHANGE:
+    case IBV_EVENT_GID_CHANGE:
+    case IBV_EVENT_SM_CHANGE:
+    case IBV_EVENT_CLIENT_REREGISTER:
+        printf("event %d port %d\n", type, found.element.port_num);
+        break;
+    case IBV_EVENT_DEVICE_FATAL:
+        printf("event %d\n", type);
+        break;
+    case IBV_EVENT_CQ_ERR:
+        printf("event %d cq %d\n", type, found.element.cq == cq[1]);
+        break;
+    default:
+        printf("event %d qp %d\n", type, found.element.qp == qp[1]);
+    }
+    ibv_ack_async_event(&found);
+}
+
+static void step(const char *name)
+{
+    if (!strcmp(name, "send")) {
+        post(IBV_WR_SEND);
+    } else if (!strcmp(name, "write")) {
+        post(IBV_WR_RDMA_WRITE);
+    } else if (!strcmp(name, "read")) {
+        post(IBV_WR_RDMA_READ);
+    } else if (!strcmp(name, "atomic")) {
+        post(IBV_WR_ATOMIC_FETCH_AND_ADD);
+    } else if (!strcmp(name, "wc")) {
+        complete(name, 0);
+    } else if (!strcmp(name, "receive")) {
+        complete(name, 1);
+    } else if (!strcmp(name, "event")) {
+        event();
+    } else if (!strcmp(name, "port")) {
+        struct ibv_port_attr a;
+        MUST(!ibv_query_port(context, 1, &a));
+        printf("port %d\n", a.state);
+    } else if (!strcmp(name, "state")) {
+        struct ibv_qp_attr a[2];
+        struct ibv_qp_init_attr init;
+        for (int n = 0; n < 2; n++)
+            MUST(!ibv_query_qp(qp[n], &a[n], IBV_QP_STATE, &init));
+        printf("state %d %d\n", a[0].qp_state, a[1].qp_state);
+    } else if (!strcmp(name, "reg_mr")) {
+        errno = 0;
+        struct ibv_mr *made = ibv_reg_mr(pd, bytes, LENGTH, ALL);
+        printf("reg_mr %d\n", made ? 0 : errno);
+        MUST(!made || !ibv_dereg_mr(made));
+    } else if (!strcmp(name, "input")) {
+        char line[64];
+        puts("ready");
+        MUST(fgets(line, sizeof line, stdin));
+    } else {
+        fprintf(stderr, "unknown step %s\n", name);
+        exit(1);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    open_device();
+    MUST((mr = ibv_reg_mr(pd, bytes, LENGTH, ALL)) != NULL);
+    for (int n = 0; n < 2; n++)
+        create(n);
+    for (int n = 0; n < 2; n++)
+        wire(n);
+    for (int n = 1; n < argc; n++)
+        step(argv[n]);
+    for (int n = 0; n < 2; n++)
+        MUST(!ibv_destroy_qp(qp[n]) && !ibv_destroy_cq(cq[n]));
+    MUST(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+    return 0;
+}

@@ -1,0 +1,254 @@
+//! Fault rules, as programs meet them: a verbs program under `RNIC_FAULTS` and `rnicctl fault`, and
+//! `rnicd exec --faults`.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
+use serde_json::Value;
+use tempfile::TempDir;
+
+struct Rig {
+    daemon: Daemon,
+    program: PathBuf,
+    _scratch: TempDir,
+}
+
+impl Rig {
+    /// Starts a daemon and compiles the program. Returns `None` without a C compiler.
+    fn start(path: &str) -> Option<Rig> {
+        let scratch = tempfile::tempdir().unwrap();
+        let program = verbs::program("tests/fault_rules.c", scratch.path())?;
+        // Its own port, since daemons of one host that share a port confirm each other's requests.
+        let port = ports::unused_port();
+        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(path)));
+        Some(Rig { daemon, program, _scratch: scratch })
+    }
+
+    fn command(&self, rules: &str, steps: &[&str]) -> Command {
+        let mut command = verbs::command(&self.program, &self.daemon);
+        command.args(steps).env("RNIC_FAULTS", rules);
+        command
+    }
+
+    /// Runs the program under rules of its own. Returns what it printed.
+    fn run(&self, rules: &str, steps: &[&str]) -> Vec<String> {
+        Process::start(self.command(rules, steps)).succeed()
+    }
+
+    fn rnicctl(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(built::program("rnicctl"));
+        command.args(args).arg("--socket").arg(self.daemon.socket()).output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let output = self.rnicctl(&[args, &["--json"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Returns the rules of the diagnoses that name this fault.
+    fn log_of(&self, fault: &str) -> usize {
+        let log = self.json(&["fault", "log"]);
+        let rule = format!("injected by fault {fault}");
+        log.as_array().unwrap().iter().filter(|record| record["rule"] == rule.as_str()).count()
+    }
+}
+
+/// Runs the program under rules of its own on both paths, and compares what it prints.
+fn check(rules: &str, steps: &[&str], printed: &[&str]) {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path) else { return };
+        assert_eq!(rig.run(rules, steps), printed, "{rules} on path {path}");
+        // The rules have ended with the program.
+        assert_eq!(rig.json(&["fault", "list"]).as_array().unwrap().len(), 0, "{rules}");
+        rig.daemon.is_empty();
+    }
+}
+
+#[test]
+fn a_request_completes_with_any_status() {
+    check(
+        "do=complete status=IBV_WC_RETRY_EXC_ERR opcode=write nth=2",
+        &["write", "wc", "read", "wc", "write", "wc", "state"],
+        &["wc 0", "wc 0", "wc 12", "state 6 3"],
+    );
+}
+
+#[test]
+fn refused_messages_fail_both_ends() {
+    for (error, status, event) in [("access-error", 10, 3), ("invalid-request", 9, 2)] {
+        check(
+            &format!("do=refuse as={error} opcode=write nth=2"),
+            &["write", "wc", "write", "wc", "event"],
+            &["wc 0", &format!("wc {status}"), &format!("event {event} qp 1")],
+        );
+    }
+}
+
+#[test]
+fn rnr_naks_end_in_time_or_in_an_error() {
+    // The program has three retries.
+    let printed = ["wc 0", "receive 0"];
+    check("do=rnr times=2 limit=1", &["send", "wc", "receive"], &printed);
+    check("do=rnr times=5 limit=1", &["send", "wc"], &["wc 13"]);
+}
+
+#[test]
+fn a_held_completion_arrives_last() {
+    check(
+        "do=hold-completion by=50ms opcode=write nth=1",
+        &["write", "read", "wc", "wc", "state"],
+        &["wc 0", "wc 0", "state 3 3"],
+    );
+}
+
+#[test]
+fn verbs_fail_with_the_error_number() {
+    // The first registration is the program's own.
+    check(
+        "do=fail verb=reg_mr errno=ENOMEM nth=2",
+        &["reg_mr", "reg_mr"],
+        &["reg_mr 12", "reg_mr 0"],
+    );
+}
+
+#[test]
+fn a_failed_qp_raises_its_event() {
+    check(
+        "do=qp-fatal opcode=write nth=1; do=event event=path-mig opcode=read",
+        &["read", "event", "wc", "write", "event"],
+        &["event 6 qp 0", "wc 0", "event 1 qp 0"],
+    );
+}
+
+#[test]
+fn a_port_goes_down_and_comes_back() {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path) else { return };
+        let steps = ["write", "wc", "input", "event", "port", "write", "input"];
+        let after = ["event", "wc", "port"];
+        let mut program = Process::start(rig.command("", &[&steps[..], &after].concat()));
+        program.line_after("ready");
+        let add = rig.rnicctl(&["fault", "add", "name=flap", "do=port-down", "port=1"]);
+        assert!(add.status.success(), "{add:?}");
+        assert_eq!(rig.json(&["fault", "list"])[0]["in_effect"], true);
+        assert_eq!(rig.json(&["status"])["faults"], 1);
+        let state = |device: &str| {
+            let tree = format!("{}.tree", rig.daemon.socket().display());
+            std::fs::read_to_string(format!("{tree}/class/infiniband/{device}/ports/1/state"))
+        };
+        program.ask("", "event 10 port 1");
+        program.line_after("port 1");
+        program.line_after("ready");
+        let until = Instant::now() + DEADLINE;
+        while state("rnicd1").unwrap().trim() != "1: DOWN" {
+            assert!(Instant::now() < until, "the device files show the state within a second");
+            std::thread::yield_now();
+        }
+        assert!(rig.rnicctl(&["fault", "clear", "flap"]).status.success());
+        program.ask("", "event 9 port 1");
+        // The request either waited, or exhausted its retries of half a second.
+        let status = program.line_after("wc ");
+        assert!(["0", "12"].contains(&status.as_str()), "{status}");
+        program.line_after("port 4");
+        assert_eq!(program.succeed().len(), 0);
+        assert_eq!(rig.json(&["status"])["faults"], 0);
+    }
+}
+
+#[test]
+fn a_port_that_stays_down_exhausts_retries() {
+    check(
+        "do=port-down verb=reg_mr nth=2",
+        &["write", "wc", "reg_mr", "event", "port", "write", "wc", "state"],
+        &["wc 0", "reg_mr 0", "event 10 port 1", "port 1", "wc 12", "state 6 3"],
+    );
+}
+
+#[test]
+fn a_device_fails() {
+    check(
+        "do=device-fatal opcode=write nth=1",
+        &["write", "event", "state"],
+        &["event 8", "state 6 6"],
+    );
+}
+
+#[test]
+fn rules_are_listed_logged_and_cleared() {
+    let Some(rig) = Rig::start("direct") else { return };
+    let add = |words: &[&str]| rig.rnicctl(&[&["fault", "add"], words].concat());
+    let rule = ["do=complete", "status=rem-access-err", "opcode=write", "every=2"];
+    assert!(add(&rule).status.success());
+    assert_eq!(rig.run("", &["write", "wc", "write", "wc"]), ["wc 0", "wc 10"]);
+    let list = rig.json(&["fault", "list"]);
+    let row = &list[0];
+    assert_eq!((&row["name"], &row["seen"]), (&"complete".into(), &2.into()));
+    assert_eq!((&row["injected"], &row["rule"]), (&1.into(), &rule.join(" ").into()));
+    assert_eq!(rig.log_of("complete"), 1);
+    // The same name is refused, and a second rule of the action gets another.
+    let again = add(&["name=complete", "do=stop"]);
+    let text = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(text.contains("there is already a fault complete"), "{text}");
+    assert!(add(&rule).status.success());
+    assert_eq!(rig.json(&["fault", "list"])[1]["name"], "complete-2");
+    assert!(rig.rnicctl(&["fault", "clear", "complete"]).status.success());
+    assert_eq!(rig.json(&["fault", "list"])[0]["name"], "complete-2");
+    assert!(rig.rnicctl(&["fault", "clear"]).status.success());
+    assert_eq!(rig.json(&["fault", "list"]).as_array().unwrap().len(), 0);
+    let none = rig.rnicctl(&["fault", "clear", "complete"]);
+    assert_eq!(none.status.code(), Some(1), "{none:?}");
+}
+
+#[test]
+fn wrong_rules_name_the_word() {
+    let Some(rig) = Rig::start("direct") else { return };
+    for (rule, text) in [
+        ("do=fly", "do=fly: needs one of complete, refuse"),
+        ("do=complete", "do=complete needs status"),
+        ("do=complete status=ok", "status=ok: needs one of loc-len-err"),
+        ("do=complete status=fatal-err verb=reg_mr", "verb has no effect with do=complete"),
+        ("do=stop nth=0", "nth=0: needs a whole number of at least 1"),
+        ("stop", "\"stop\" is not of the form KEY=VALUE"),
+        ("do=link rate=1", "rate=1: needs bits per second"),
+        ("do=stop user=1", "not allowed by control.admins"),
+    ] {
+        if text.starts_with("not allowed") && rustix::process::getuid().is_root() {
+            continue;
+        }
+        let failed = rig.rnicctl(&["fault", "add", rule]);
+        let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(failed.status.code() == Some(1) && said.contains(text), "{rule}: {said}");
+        let mut command = rig.command(rule, &[]);
+        let output = command.stderr(Stdio::piped()).output().unwrap();
+        assert!(!output.status.success() || rule.contains("user"), "{rule}: the program ran");
+    }
+}
+
+#[test]
+fn exec_sets_the_rules_of_a_file() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/fault_rules.c", scratch.path()) else { return };
+    let file = scratch.path().join("faults.toml");
+    let exec = |rules: &str| {
+        std::fs::File::create(&file).unwrap().write_all(rules.as_bytes()).unwrap();
+        let mut command = Command::new(built::program("rnicd"));
+        command.args(["exec", "--faults"]).arg(&file).arg("--").arg(&program);
+        command.args(["write", "wc"]).env("LD_LIBRARY_PATH", built::libraries());
+        command.output().unwrap()
+    };
+    let output = exec("[[fault]]\ndo = \"complete\"\nstatus = \"loc-prot-err\"\nnth = 1\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "wc 4\n", "{output:?}");
+    for (rules, text) in [
+        ("[[fault]]\nstatus = \"x\"\n", "faults.toml: fault 1: do is missing"),
+        ("[[faults]]\n", "unknown field `faults`"),
+        ("x", "faults.toml: TOML parse error"),
+    ] {
+        let output = exec(rules);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(125) && said.contains(text), "{said}");
+    }
+}
