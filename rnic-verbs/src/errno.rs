@@ -179,5 +179,6 @@ fn of_refusal(refusal: &Refusal) -> i32 {
         Refusal::System { errno, .. } => i32::from(*errno),
         Refusal::Malformed { .. } => libc::EPROTO,
         Refusal::Draining => libc::EAGAIN,
+        Refusal::AboveProfile { errno, .. } => i32::from(*errno),
     }
 }

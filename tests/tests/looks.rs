@@ -180,12 +180,13 @@ fn tree_has_the_devices_of_the_program() {
                 infiniband_verbs: abi_version uverbs0 uverbs1";
     for (options, expected) in [
         (&[][..], &*of(1)),
-        (&["--as", "siw"], &of(0)),
         (&["--devices", "rnicd0"], &of(0)),
         (&["--devices", "rnicd0,rnicd1"], both),
     ] {
         assert_eq!(shell(&daemon, options, script), [expected], "{options:?}");
     }
+    let siw = Daemon::start("[wired]\nprofile = \"siw\"\n");
+    assert_eq!(shell(&siw, &["--as", "siw"], script), [of(0)]);
     // A device that does not exist has no files, as verbs shows no device.
     let other = "RNIC_DEVICES=mlx5_0 ls /sys/class/infiniband 2>&1 || echo none";
     assert!(shell(&daemon, &[], other).concat().ends_with("none"));

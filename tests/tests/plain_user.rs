@@ -216,7 +216,7 @@ fn mounted_devices_are_found_by_every_call() {
     let both = ["--mount", "--devices", "rnicd0,rnicd1", looks.to_str().unwrap()];
     let output = home.rnic_run(&both).output().unwrap();
     assert!(output.status.success() && output.stdout == b"done\n", "{}", said(&output));
-    let list = ["--mount", "--as", "siw", "ls", "/sys/class/infiniband", "/dev/infiniband"];
+    let list = ["--mount", "--devices", "rnicd0", "ls", "/sys/class/infiniband", "/dev/infiniband"];
     let text = said(&home.rnic_run(&list).output().unwrap());
     assert!(text.contains("rnicd0") && text.contains("uverbs0"), "{text}");
     assert!(!text.contains("rnicd1") && !text.contains("uverbs1"), "{text}");
@@ -336,3 +336,31 @@ fn foreign_system_daemon_is_bypassed() {
 
 /// A user and group without any files or processes.
 const PLAIN: u32 = 1001;
+
+#[test]
+fn as_rxe_starts_a_further_daemon() {
+    let installed = Installed::new();
+    let home = Home::new(&installed, "home");
+    if Path::new("/run/rnicd/rnicd.sock").exists() {
+        return omit("the system's daemon may serve this user");
+    }
+    let output = home.rnic_run(&["ls", "/sys/class/infiniband"]).output().unwrap();
+    assert!(said(&output).contains("rnicd1"), "{}", said(&output));
+    // That daemon has another profile and keeps running.
+    let shows = "ls /sys/class/infiniband; echo $RNIC_SOCKET";
+    let mut command = home.command(installed.at("bin/rnic-run"));
+    command.args(["--idle", "1s", "--as", "rxe", "sh", "-c", shows]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (devices, socket) = text.trim_end().split_once('\n').unwrap_or_default();
+    assert_eq!(devices, "rxe0", "{}", said(&output));
+    assert!(socket.contains("/rnicd-rxe-"), "{socket}");
+    let output = home.rnic_run(&["ls", "/sys/class/infiniband"]).output().unwrap();
+    assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    let deadline = Instant::now() + DEADLINE;
+    while Path::new(socket).exists() {
+        assert!(Instant::now() < deadline, "the daemon of the profile still runs");
+        std::thread::yield_now();
+    }
+    home.is_left();
+}

@@ -343,7 +343,8 @@ fn failures_have_the_exit_codes_of_env() {
             "no device \"rnicd9\"; this daemon has rnicd1, rnicd0",
         ),
         (&["--devices", "rnicd1, rnicd0", "true"], 0, ""),
-        (&["--as", "mlx5", "true"], 2, "[possible values: rxe, siw]"),
+        (&["--as", "mlx5", "true"], 125, "the daemon in RNIC_SOCKET has the profile rnicd; set"),
+        (&["--as", "rnicd", "true"], 0, ""),
         (&["--as", "siw", "--devices", "rnicd0", "true"], 2, "cannot be used with"),
         (&["sh", "-c", "exit 99"], 99, ""),
         (&[], 2, "<PROGRAM>"),
@@ -405,6 +406,7 @@ fn the_environment_is_printed_for_any_shell() {
     assert!(said(&output).contains("export RNIC_DEVICES=rnicd1;"), "{}", said(&output));
     let output = place.run(&[&devices[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
     assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    place.is_left();
     let options = ["--idle", "5s", "--lib-dir", folder, "--as", "siw"];
     let output = place.run(&[&options[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
     assert_eq!(output.stdout, b"rnicd0\n", "{}", said(&output));
@@ -422,15 +424,36 @@ fn as_rxe_starts_a_daemon_with_its_profile() {
     assert_eq!(output.stdout, b"rxe0\n<>\n", "{}", said(&output));
     assert!(!said(&output).contains("profile"), "{}", said(&output));
     place.is_left();
-    // The daemon of the outer one has another profile, and serves the inner one.
+    // The environment names the daemon of the outer one, which has another profile.
     let inner = "RNIC_DEVICES=rnicd0 exec \"$0\" --as rxe sh -c \"$1\"";
     let run = place.at("bin/rnic-run");
     let output = place.run(&["--idle", "20s", "sh", "-c", inner, run.to_str().unwrap(), shows]);
-    assert_eq!(output.stdout, b"rnicd1\n<>\n", "{}", said(&output));
-    let why =
-        "the running daemon has profile \"rnicd\" with the RoCE devices rnicd1; for those of rxe";
+    assert_eq!(output.status.code(), Some(125), "{}", said(&output));
+    let why = "--as rxe: the daemon in RNIC_SOCKET has the profile rnicd; set wired.profile";
     assert!(said(&output).contains(why), "{}", said(&output));
     place.is_left();
+}
+
+#[test]
+fn as_file_starts_a_daemon_with_it() {
+    let place = Place::new();
+    let file = place.at("tiny.toml");
+    std::fs::write(&file, "device = \"tiny0\"\n").unwrap();
+    let shows = "ls $RNIC_TREE/views/.roce/class/infiniband";
+    let mut command = place.command(&["--idle", "1s", "--as", "./tiny.toml", "sh", "-c", shows]);
+    let output = command.current_dir(place.folder.path()).output().unwrap();
+    assert_eq!(output.stdout, b"tiny0\n", "{}", said(&output));
+    place.is_left();
+    std::fs::write(&file, "max_sge = 0\n").unwrap();
+    for (name, why) in [
+        (file.to_str().unwrap(), "tiny.toml:1:11: max_sge = 0: must be from 1 to 4294967295"),
+        ("/nonexistent/p.toml", "/nonexistent/p.toml: No such file"),
+        ("mlx9", "no profile \"mlx9\"; known are rnicd, rxe, siw"),
+    ] {
+        let output = place.run(&["--as", name, "true"]);
+        assert_eq!(output.status.code(), Some(125), "{}", said(&output));
+        assert!(said(&output).contains(why), "{}", said(&output));
+    }
 }
 
 /// Returns the result of `--check` for a program.

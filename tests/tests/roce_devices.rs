@@ -6,7 +6,7 @@
 use std::fs;
 use std::process::{Command, Output};
 
-use rnic_client::{Context, DeviceKind, Event, NO_GID, Profile};
+use rnic_client::{Context, DeviceKind, Event, NO_GID};
 use rnic_tests::apart::{Apart, Side};
 use rnic_tests::{DEADLINE, Daemon, Process, built, omit, ports, verbs};
 use tempfile::TempDir;
@@ -365,16 +365,25 @@ fn link_local_gids_reach_other_hosts() {
 fn every_maximum_can_be_had() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/roce_limits.c", scratch.path()) else { return };
-    for (profile, inline) in [("rnicd", "1024"), ("rxe", "512")] {
+    let none = &[][..];
+    for (profile, inline, cqes, errnos) in [
+        ("rnicd", "1024", 262_144, none),
+        ("rxe", "512", 32_767, &[("AHs", 22)]),
+        ("mlx5", "1024", 262_144, none),
+        // No windows. The profile is that of the iWARP device, and limits this one too.
+        ("siw", "80", 262_144, &[("MWs", 95)]),
+        // No windows and no SRQs.
+        ("irdma", "101", 262_144, &[("SRQs", 95)]),
+    ] {
         let wired = format!("[wired]\nprofile = \"{profile}\"\nport = {}\n", ports::unused_port());
         let few = "[limits.session]\npds = 50\nmrs = 60\nwindows = 70\nsrqs = 20\nqps = 80\n\
                    cqs = 90\n";
         let daemon = Daemon::start(&format!("{wired}{few}"));
         let mut command = verbs::command(&program, &daemon);
         command.env("INLINE", inline).env_remove("RNIC_DEVICES");
+        command.envs(errnos.iter().map(|(name, errno)| (name, errno.to_string())));
         let said = Process::start(command).succeed();
         assert_eq!(said.last().map(String::as_str), Some("done"), "{said:#?}");
-        let cqes = if profile == "rxe" { 32_767 } else { 262_144 };
         assert!(said[0].starts_with(&format!("{cqes} CQEs")), "{said:#?}");
         daemon.is_empty();
     }
@@ -389,7 +398,7 @@ fn each_cq_can_have_a_channel() {
     let daemon = Daemon::start("[limits.session]\ncqs = 1500\n");
     let context = Context::open_at(daemon.socket()).unwrap();
     let device = context.device().unwrap();
-    assert_eq!((device.max_cqs, device.profile), (1500, Profile::Rnicd));
+    assert_eq!((device.max_cqs, &*device.profile.name), (1500, "rnicd"));
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     // The daemon uses a quarter of its descriptors for channels.
     if limit.is_some_and(|limit| limit < 10_000) {

@@ -1,5 +1,6 @@
 // Creates objects up to the maxima that the first device shows, and one more of each, which must
-// fail. Prints "done" on success.
+// fail: with the error number in the environment (QPs, CQs, ...), or ENOMEM. Prints "done" on
+// success.
 
 #include "refusals.h"
 #include <infiniband/verbs.h>
@@ -13,7 +14,7 @@ static char memory[4096];
 
 static void *one_pd(void) { return ibv_alloc_pd(device); }
 static void *one_cq(void) { return ibv_create_cq(device, 1, NULL, NULL, 0); }
-static void *one_mr(void) { return ibv_reg_mr(pd, memory, sizeof memory, 0); }
+static void *one_mr(void) { return ibv_reg_mr(pd, memory, 1, 0); }
 static void *one_mw(void) { return ibv_alloc_mw(pd, IBV_MW_TYPE_1); }
 
 static void *one_cq_with_a_channel(void)
@@ -48,8 +49,9 @@ static void *one_ah(void)
 }
 
 // Creates `most` objects less `used`, and one more. The objects are destroyed with their context.
-static void fill(const char *name, int most, int used, void *(*one)(void), int number)
+static void fill(const char *name, int most, int used, void *(*one)(void))
 {
+    int number = getenv(name) ? atoi(getenv(name)) : ENOMEM;
     for (int n = used; n < most; n++) {
         if (!one()) {
             printf("failed: %s %d of %d: %m\n", name, n + 1, most);
@@ -79,6 +81,21 @@ static void open_first(void)
     CHECK(pd && cq);
 }
 
+// Posts an atomic to a QP in ERR, which flushes all requests.
+static int post_atomic(void)
+{
+    struct ibv_sge sge = {.addr = (uintptr_t)memory, .length = 8};
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+    struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
+    int all = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    struct ibv_qp *failed = qp(1, 1, 0);
+    wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+    CHECK(failed && !ibv_modify_qp(failed, &init, all));
+    CHECK(failed && !ibv_modify_qp(failed, &error, IBV_QP_STATE));
+    return ibv_post_send(failed, &wr, &bad);
+}
+
 static void sizes(void)
 {
     int inline_most = atoi(getenv("INLINE"));
@@ -89,9 +106,16 @@ static void sizes(void)
     CHECK(!qp(has.max_qp_wr + 1, 1, 0) && errno == EINVAL);
     CHECK(!qp(1, has.max_sge + 1, 0) && errno == EINVAL);
     CHECK(!qp(1, 1, inline_most + 1) && errno == EINVAL);
-    CHECK(srq(has.max_srq_wr, has.max_srq_sge));
-    CHECK(!srq(has.max_srq_wr + 1, 1) && errno == EINVAL);
-    CHECK(!srq(1, has.max_srq_sge + 1) && errno == EINVAL);
+    CHECK(post_atomic() == (has.atomic_cap == IBV_ATOMIC_NONE ? EINVAL : 0));
+    if (has.max_srq) {
+        CHECK(srq(has.max_srq_wr, has.max_srq_sge));
+        CHECK(!srq(has.max_srq_wr + 1, 1) && errno == EINVAL);
+        CHECK(!srq(1, has.max_srq_sge + 1) && errno == EINVAL);
+    }
+    if (has.max_mr_size < sizeof memory) {
+        CHECK(ibv_reg_mr(pd, memory, has.max_mr_size, 0));
+        CHECK(!ibv_reg_mr(pd, memory, has.max_mr_size + 1, 0) && errno == EINVAL);
+    }
 }
 
 int main(int argc, char **argv)
@@ -102,18 +126,19 @@ int main(int argc, char **argv)
     setrlimit(RLIMIT_NOFILE, &files);
     open_first();
     if (argc > 1 && !strcmp(argv[1], "channels")) {
-        fill("CQs", has.max_cq, 1, one_cq_with_a_channel, ENOMEM);
+        fill("CQs", has.max_cq, 1, one_cq_with_a_channel);
     } else {
         sizes();
         CHECK(!ibv_close_device(device));
         open_first();
-        fill("PDs", has.max_pd, 1, one_pd, ENOMEM);
-        fill("MRs", has.max_mr, 0, one_mr, ENOMEM);
-        fill("MWs", has.max_mw, 0, one_mw, ENOMEM);
-        fill("SRQs", has.max_srq, 0, one_srq, ENOMEM);
-        fill("QPs", has.max_qp, 0, one_qp, ENOMEM);
-        fill("CQs", has.max_cq, 1, one_cq, ENOMEM);
-        fill("AHs", has.max_ah, 0, one_ah, ENOMEM);
+        fill("PDs", has.max_pd, 1, one_pd);
+        fill("MRs", has.max_mr, 0, one_mr);
+        fill("MWs", has.max_mw, 0, one_mw);
+        fill("SRQs", has.max_srq, 0, one_srq);
+        fill("QPs", has.max_qp, 0, one_qp);
+        fill("CQs", has.max_cq, 1, one_cq);
+        if (has.max_ah)
+            fill("AHs", has.max_ah, 0, one_ah);
     }
     printf("%d CQEs, %d requests, %d SGEs\n", has.max_cqe, has.max_qp_wr, has.max_sge);
     if (!wrong)

@@ -47,6 +47,31 @@ fn pair() -> AddressPair {
     AddressPair { local: v4(), peer: v6() }
 }
 
+fn profile() -> Profile {
+    Profile {
+        name: "p".into(),
+        kind: DeviceKind::Roce,
+        fw_ver: "1.2".into(),
+        max_mr_size: 18,
+        page_size_cap: 19,
+        device_cap_flags: 20,
+        atomics: true,
+        max_sge_rd: 21,
+        max_srq_sge: 22,
+        max_res_rd_atom: 23,
+        max_ah: 24,
+        max_ah_errno: 12,
+        local_ca_ack_delay: 25,
+        max_mtu: 4096,
+        active_mtu: 1024,
+        max_msg_sz: 26,
+        gid_tbl_len: 27,
+        gid_v1: true,
+        active_width: 28,
+        active_speed: 29,
+    }
+}
+
 fn location() -> QueueLocation {
     QueueLocation { arena: 1, offset: 4096, shape: QueueShape { capacity: 16, stride: 128 } }
 }
@@ -404,11 +429,12 @@ fn replies() {
                         port_down: true,
                     }],
                     tree: "/t".into(),
-                    profile: Profile::Rxe,
+                    profile: profile(),
                 })),
                 "01000106726e6963643005302e312e300102030405060708090a0b010c0d\
                  0f8180849885c09780021011010472786530018280849885c0978002a5280e\
-                 0465746830010203ffff0301022f740100",
+                 0465746830010203ffff0301022f7401700103312e3212131401151617180c\
+                 19802080081a1b011c1d00",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
             (reply(ReplyBody::SharedBuffer { buffer: SharedBufferId(2) }), "0100030200"),
@@ -641,6 +667,16 @@ fn refusals() {
             ),
             (Refusal::Malformed { why: "short".into() }, "080573686f7274"),
             (Refusal::Draining, "09"),
+            (
+                Refusal::AboveProfile {
+                    profile: "mlx5".into(),
+                    key: "max_qp".into(),
+                    limit: 8,
+                    asked: 9,
+                    errno: 12,
+                },
+                "0a046d6c7835066d61785f717008090c",
+            ),
         ],
     );
     let refused: Result<ReplyBody, Refusal> = Err(Refusal::Malformed { why: "srq".into() });

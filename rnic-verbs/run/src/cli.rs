@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::{CommandFactory, Parser};
-use rnic_client::{DeviceKind, DeviceRow, Profile};
+use rnic_client::{DeviceKind, DeviceRow};
 use rustix::fs::{Mode, OFlags};
 
 use crate::bisect::{self, BisectError, Verdict};
@@ -44,12 +44,13 @@ struct Cli {
     /// Daemon to start if needed [default: rnicd beside this program, else in PATH].
     #[arg(long, value_name = "RNICD")]
     daemon: Option<PathBuf>,
-    /// The kernel driver whose devices the program expects: rxe shows the RoCE devices, which have
-    /// everything (RC, UC and UD, with and without rdma_cm), siw the iWARP device. A daemon started
-    /// by `--as rxe` has the names, GID tables and limits of rxe [default: the devices in
-    /// RNIC_DEVICES, else the RoCE devices].
-    #[arg(long = "as", value_name = "DRIVER", conflicts_with = "devices")]
-    driver: Option<Driver>,
+    /// The adapter or kernel driver that the program expects (rxe, siw, mlx5, ..., see `rnicctl
+    /// profile list`), or the file of a profile. The program gets a daemon of this user with the
+    /// names, GID tables and limits of the profile, which is started if necessary. siw shows the
+    /// iWARP device, most others the RoCE devices, which have everything (RC, UC and UD, with and
+    /// without rdma_cm) [default: any daemon; the devices in RNIC_DEVICES, else the RoCE devices].
+    #[arg(long = "as", value_name = "PROFILE", conflicts_with = "devices", value_parser = profile)]
+    profile: Option<String>,
     /// Devices for the program, in this order ("rnicd1,rnicd0").
     #[arg(long, value_name = "NAMES")]
     devices: Option<OsString>,
@@ -94,13 +95,6 @@ struct Cli {
     program: Vec<OsString>,
 }
 
-/// A kernel driver of software RDMA devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Driver {
-    Rxe,
-    Siw,
-}
-
 const USAGE: &str = "rnic-run [OPTIONS] PROGRAM [ARGS]...
        rnic-run [OPTIONS] --check [PROGRAM]
        rnic-run [OPTIONS] --order-bisect N PROGRAM [ARGS]...
@@ -111,6 +105,7 @@ Examples:
   rnic-run rping -s -a 127.0.0.1
   rnic-run ib_write_bw -R 192.0.2.7
   rnic-run --as siw rping -c -a 192.0.2.7
+  rnic-run --as mlx5 ibv_devinfo -v
   rnic-run --check ib_write_bw
   rnic-run --mount ls /sys/class/infiniband
   eval \"$(rnic-run --print-env)\"";
@@ -141,6 +136,8 @@ enum RunError {
     Bisect(#[from] BisectError),
     #[error("--devices: there is no device {name:?}; this daemon has {devices}")]
     NoDevice { name: String, devices: String },
+    #[error("--as {wanted}: the daemon {why} has the profile {has}; {action}")]
+    OtherProfile { wanted: String, why: &'static str, has: String, action: &'static str },
 }
 
 impl RunError {
@@ -243,7 +240,8 @@ fn environment(
     shown: Shown,
     socket: Option<OsString>,
 ) -> Vec<(&'static str, OsString)> {
-    let Shown { tree, devices } = shown;
+    let Shown { tree, devices, socket: own } = shown;
+    let socket = own.map(OsString::from).or(socket);
     let environment =
         Environment { libraries: folder, libraries_in_program: folder, socket, tree, devices };
     environment.variables(|name| std::env::var_os(name))
@@ -285,6 +283,8 @@ struct Shown {
     tree: Option<PathBuf>,
     /// New value of `RNIC_DEVICES`.
     devices: Option<OsString>,
+    /// New value of `RNIC_SOCKET`, if the libraries would find another daemon.
+    socket: Option<PathBuf>,
 }
 
 /// Returns the path of a folder without links. `realpath(3)` would return `/sys` for the tree if
@@ -301,41 +301,84 @@ fn canonical(folder: &Path) -> io::Result<PathBuf> {
 /// devices of the program.
 fn show(cli: &Cli) -> Result<Shown, RunError> {
     // If the daemon has exited again, the program itself reports the error.
-    let Some((tree, devices)) = ensure_daemon(cli)? else { return Ok(Shown::default()) };
+    let Some(Serving { tree, devices, kind, socket }) = ensure_daemon(cli)? else {
+        return Ok(Shown::default());
+    };
     let wanted = cli.devices.as_ref().map(|names| names.to_string_lossy());
     let mut names = wanted.iter().flat_map(|names| names.split(',')).map(str::trim);
     if let Some(name) = names.find(|name| !devices.iter().any(|device| device.name == *name)) {
         let known: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         return Err(RunError::NoDevice { name: name.to_owned(), devices: known.join(", ") });
     }
-    let devices = match (cli.driver, &cli.devices) {
+    let devices = match (&cli.profile, kind) {
         // Overrides an inherited variable. Without a name, programs see the RoCE devices, even
         // those added later.
-        (Some(Driver::Rxe), _) => std::env::var_os(DEVICES_VARIABLE).map(|_| OsString::new()),
-        (Some(Driver::Siw), _) => {
+        (Some(_), DeviceKind::Roce) => std::env::var_os(DEVICES_VARIABLE).map(|_| OsString::new()),
+        (Some(_), DeviceKind::Iwarp) => {
             let iwarp = devices.iter().filter(|device| device.kind == DeviceKind::Iwarp);
             let names: Vec<&str> = iwarp.map(|device| device.name.as_str()).collect();
             Some(OsString::from(names.join(",")))
         }
-        (None, names) => names.clone(),
+        (None, _) => cli.devices.clone(),
     };
     // The preload library compares working directories with this path, so it has no links.
     let tree = tree.map(|tree| canonical(&tree).unwrap_or(tree));
-    Ok(Shown { tree, devices })
+    Ok(Shown { tree, devices, socket })
 }
 
-/// Directory with a daemon's device files, if there is one, and its devices.
-type Serving = (Option<PathBuf>, Vec<DeviceRow>);
+/// A daemon that serves this user.
+struct Serving {
+    /// Directory with its device files, if there is one.
+    tree: Option<PathBuf>,
+    devices: Vec<DeviceRow>,
+    /// The devices that its profile describes.
+    kind: DeviceKind,
+    /// Its socket, if the libraries would find another daemon.
+    socket: Option<PathBuf>,
+}
 
-/// Ensures that a daemon serves this user. Returns `None` if it has exited again.
+/// Ensures that a daemon with the profile of `--as` serves this user. Returns `None` if it has
+/// exited again.
 fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
-    match daemon::probe() {
-        Probe::Serves { tree, devices, profile, .. } => {
-            if cli.driver == Some(Driver::Rxe) && profile != Profile::Rxe {
-                print_message(&other_profile(&devices, profile));
-            }
-            return Ok(Some((tree, devices)));
+    let found = daemon::probe();
+    let Some(other) = other_profile(cli, &found) else {
+        return start_or_use(cli, found, None);
+    };
+    // The libraries would find the other daemon, unless `RNIC_SOCKET` names a further one.
+    let other = |why, action| {
+        let wanted = cli.profile.clone().unwrap_or_default();
+        RunError::OtherProfile { wanted, why, has: other.clone(), action }
+    };
+    if std::env::var_os(SOCKET_VARIABLE).is_some_and(|value| !value.is_empty()) {
+        let action = "set wired.profile in its configuration, or unset RNIC_SOCKET";
+        return Err(other("in RNIC_SOCKET", action));
+    }
+    let socket = daemon::socket_of_profile(cli.profile.as_deref().unwrap_or_default())?;
+    let found = daemon::probe_at(&socket);
+    if other_profile(cli, &found).is_some() {
+        return Err(other("at the socket of the profile", "stop it"));
+    }
+    start_or_use(cli, found, Some(socket))
+}
+
+/// Returns the name of the profile of a daemon that has another one than `--as` requests.
+fn other_profile(cli: &Cli, found: &Probe) -> Option<String> {
+    match (&cli.profile, found) {
+        (Some(wanted), Probe::Serves { profile, .. }) if *wanted != profile.name => {
+            Some(profile.name.clone())
         }
+        _ => None,
+    }
+}
+
+/// Uses the daemon that was found, at `socket` if there is one, or starts one.
+fn start_or_use(
+    cli: &Cli,
+    found: Probe,
+    socket: Option<PathBuf>,
+) -> Result<Option<Serving>, RunError> {
+    match found {
+        found @ Probe::Serves { .. } => return Ok(serving(found, socket)),
         Probe::Refuses(why) => return Err(DaemonError::Refuses(why).into()),
         Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) if cli.no_start => {
             return Err(DaemonError::Absent(why).into());
@@ -346,11 +389,14 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     // The helper process becomes the daemon's parent. The program must not be its parent.
     let mut helper = Command::new("/proc/self/exe");
     helper.arg("--start-daemon").arg("--idle").arg(&cli.idle);
-    if let Some(Driver::Rxe) = cli.driver {
-        helper.args(["--as", "rxe"]);
+    if let Some(profile) = &cli.profile {
+        helper.args(["--as", profile]);
     }
     if let Some(program) = &cli.daemon {
         helper.arg("--daemon").arg(absolute(program)?);
+    }
+    if let Some(socket) = &socket {
+        helper.env(SOCKET_VARIABLE, socket);
     }
     helper.stdin(Stdio::null()).stdout(Stdio::null());
     let status = helper.status();
@@ -359,28 +405,26 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     if !status.success() {
         return Err(RunError::NotStarted);
     }
-    match daemon::probe() {
-        Probe::Serves { tree, devices, .. } => Ok(Some((tree, devices))),
-        Probe::Absent(_) | Probe::Foreign(_) | Probe::Ending(_) | Probe::Refuses(_) => Ok(None),
-    }
+    let found = match &socket {
+        Some(socket) => daemon::probe_at(socket),
+        None => daemon::probe(),
+    };
+    Ok(serving(found, socket))
 }
 
-/// Describes the devices of a daemon that does not have those of rxe.
-fn other_profile(devices: &[DeviceRow], profile: Profile) -> String {
-    let roce = devices.iter().filter(|device| device.kind == DeviceKind::Roce);
-    let names: Vec<&str> = roce.map(|device| device.name.as_str()).collect();
-    format!(
-        "the running daemon has profile \"{}\" with the RoCE devices {}; for those of rxe, set \
-         wired.profile = \"rxe\" in its configuration, or run this again after it has ended",
-        profile.name(),
-        names.join(", ")
-    )
+fn serving(found: Probe, socket: Option<PathBuf>) -> Option<Serving> {
+    match found {
+        Probe::Serves { tree, devices, profile, .. } => {
+            Some(Serving { tree, devices, kind: profile.kind, socket })
+        }
+        Probe::Absent(_) | Probe::Foreign(_) | Probe::Ending(_) | Probe::Refuses(_) => None,
+    }
 }
 
 /// Runs as the helper process: starts a daemon and returns when it accepts clients.
 fn start(cli: &Cli) -> Result<(), RunError> {
-    let profile = if cli.driver == Some(Driver::Rxe) { Profile::Rxe } else { Profile::default() };
     let program = cli.daemon.as_deref();
+    let profile = cli.profile.as_deref();
     let started = daemon::start(&StartOptions { program, idle: &cli.idle, profile })?;
     if let Some(StartedDaemon { pid, log }) = started {
         let idle = &cli.idle;
@@ -390,6 +434,16 @@ fn start(cli: &Cli) -> Result<(), RunError> {
         ));
     }
     Ok(())
+}
+
+/// Returns the name of a profile, or the absolute path of its file: the daemon runs in another
+/// directory.
+fn profile(text: &str) -> Result<String, String> {
+    if !text.contains('/') {
+        return Ok(text.to_owned());
+    }
+    let path = std::path::absolute(text).map_err(|error| error.to_string())?;
+    path.into_os_string().into_string().map_err(|_| "the path is not UTF-8 text".to_owned())
 }
 
 /// Returns the absolute path of a program, for a process with another working directory.

@@ -30,8 +30,8 @@ pub enum Probe {
         tree: Option<PathBuf>,
         /// Its devices.
         devices: Vec<DeviceRow>,
-        /// Profile of its RoCE devices.
-        profile: Profile,
+        /// Profile of its devices.
+        profile: Box<Profile>,
         /// Its status.
         status: Box<StatusInfo>,
     },
@@ -112,8 +112,8 @@ pub struct StartOptions<'a> {
     pub program: Option<&'a Path>,
     /// Time without clients after which it exits, in the syntax of `rnicd`.
     pub idle: &'a str,
-    /// Profile of its RoCE devices.
-    pub profile: Profile,
+    /// Profile of its devices: a name, or the absolute path of a file.
+    pub profile: Option<&'a str>,
 }
 
 /// A daemon that this process has started.
@@ -127,14 +127,23 @@ pub struct StartedDaemon {
 
 /// Searches for a daemon in the same way as the libraries.
 pub fn probe() -> Probe {
-    let asked = Context::open().and_then(|context| Ok((context.status()?, context.device()?)));
+    examine(Context::open())
+}
+
+/// Searches for a daemon at this socket.
+pub fn probe_at(socket: &Path) -> Probe {
+    examine(Context::open_at(socket))
+}
+
+fn examine(opened: Result<Context, Error>) -> Probe {
+    let asked = opened.and_then(|context| Ok((context.status()?, context.device()?)));
     match asked {
         Ok((status, device)) => Probe::Serves {
             pid: status.pid,
             status: Box::new(status),
             tree: Some(PathBuf::from(device.tree)).filter(|tree| tree.is_dir()),
             devices: device.devices,
-            profile: device.profile,
+            profile: Box::new(device.profile),
         },
         Err(error) => refused(&error, &foreign_socket()),
     }
@@ -247,8 +256,8 @@ fn spawn(
     let logged = file.metadata().map_or(0, |found| found.len());
     let mut command = outlive::command(&program);
     command.args(["run", "--detached", "--exit-when-idle", what.idle]);
-    if what.profile != Profile::default() {
-        command.args(["--profile", what.profile.name()]);
+    if let Some(profile) = what.profile {
+        command.args(["--profile", profile]);
     }
     if let Some(socket) = socket {
         command.arg("--socket").arg(socket);
@@ -269,27 +278,44 @@ fn named_socket() -> Result<Option<PathBuf>, DaemonError> {
     named.map(|path| absolute(path.into())).transpose()
 }
 
+/// Returns the socket of a further daemon of this user, which has this profile.
+pub fn socket_of_profile(profile: &str) -> Result<PathBuf, DaemonError> {
+    // FNV-1a tells files of the same name apart.
+    let hash = profile
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let stem = Path::new(profile).file_stem().unwrap_or_default().to_string_lossy();
+    let plain = |c: &char| c.is_ascii_alphanumeric() || *c == '-';
+    // The kernel holds 108 bytes of a socket's path.
+    let stem: String = stem.chars().filter(plain).take(16).collect();
+    Ok(own_directory()?.join(format!("rnicd-{stem}-{hash:08x}.sock")))
+}
+
 /// Returns the path for the log of a new daemon: beside its socket.
 fn log_file(socket: Option<&Path>) -> Result<PathBuf, DaemonError> {
     if let Some(socket) = socket {
         return Ok(socket.with_extension("log"));
     }
+    Ok(own_directory()?.join("rnicd.log"))
+}
+
+/// Returns this user's directory for sockets and logs. Creates it if necessary.
+fn own_directory() -> Result<PathBuf, DaemonError> {
     let uid = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     // After `su`, the variable still contains the previous user's directory. The daemon and the
     // library skip it too.
     let is_own = |folder: &Path| std::fs::metadata(folder).is_ok_and(|found| found.uid() == uid);
-    let folder = match runtime.filter(|folder| folder.is_absolute() && is_own(folder)) {
+    match runtime.filter(|folder| folder.is_absolute() && is_own(folder)) {
         _ if uid == 0 => {
             let folder = PathBuf::from("/run/rnicd");
             let made = DirBuilder::new().mode(0o755).recursive(true).create(&folder);
             made.map_err(system("cannot create directory", &folder))?;
-            folder
+            Ok(folder)
         }
-        Some(folder) => folder,
-        None => folder_in_temp(&std::env::temp_dir(), uid)?,
-    };
-    Ok(folder.join("rnicd.log"))
+        Some(folder) => Ok(folder),
+        None => folder_in_temp(&std::env::temp_dir(), uid),
+    }
 }
 
 /// Creates this user's directory in the temporary directory, where the daemon and the library

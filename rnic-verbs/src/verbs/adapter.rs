@@ -105,7 +105,8 @@ impl Adapter {
             (Some((_, last)), None) => last.remaining(&tables.gids),
             (None, None) => self.row.gids.clone(),
         };
-        let gids = Arc::new(Gids::new(of_daemon, &tables.gids));
+        let has_v1 = self.limits.profile.gid_v1;
+        let gids = Arc::new(Gids::new(&of_daemon, &tables.gids, has_v1));
         *known = Some((tables.clone(), gids.clone()));
         gids
     }
@@ -124,12 +125,23 @@ pub(crate) struct Gids {
     rows: Vec<GidRow>,
     /// Index of each row in the daemon's table, or [`NO_GID`].
     of_daemon: Vec<u16>,
+    /// Each GID of the daemon has two rows: RoCE v1, then RoCE v2.
+    has_v1: bool,
 }
 
 impl Gids {
-    fn new(of_daemon: Vec<u16>, table: &[GidRow]) -> Self {
+    fn new(of_daemon: &[u16], table: &[GidRow], has_v1: bool) -> Self {
+        let rows = if has_v1 { 2 } else { 1 };
+        let of_daemon: Vec<u16> =
+            of_daemon.iter().flat_map(|index| std::iter::repeat_n(*index, rows)).collect();
         let row = |index: &u16| table.get(usize::from(*index)).cloned().unwrap_or_else(empty_gid);
-        Gids { rows: of_daemon.iter().map(row).collect(), of_daemon }
+        Gids { rows: of_daemon.iter().map(row).collect(), of_daemon, has_v1 }
+    }
+
+    /// Returns true if the GID with this index is a RoCE v1 GID. QPs treat it like the RoCE v2 GID
+    /// that follows it.
+    pub(crate) fn is_v1(&self, index: u32) -> bool {
+        self.has_v1 && index.is_multiple_of(2)
     }
 
     /// Returns the indices in the daemon's table. An index with another GID in `table` is empty.
@@ -137,7 +149,7 @@ impl Gids {
         let same = |index: u16, row: &GidRow| {
             table.get(usize::from(index)).is_some_and(|now| now.gid == row.gid)
         };
-        let all = self.of_daemon.iter().zip(&self.rows);
+        let all = self.of_daemon.iter().zip(&self.rows).step_by(if self.has_v1 { 2 } else { 1 });
         all.map(|(index, row)| if same(*index, row) { *index } else { NO_GID }).collect()
     }
 
@@ -146,9 +158,10 @@ impl Gids {
         self.of_daemon.get(usize::from(index)).copied().unwrap_or(NO_GID)
     }
 
-    /// Returns the index of the GID with this index in the daemon's table.
+    /// Returns the last index of the GID with this index in the daemon's table, which is that of
+    /// the RoCE v2 GID.
     pub(crate) fn of_daemon(&self, index: u16) -> Option<u16> {
-        let at = self.of_daemon.iter().position(|own| *own == index && index != NO_GID)?;
+        let at = self.of_daemon.iter().rposition(|own| *own == index && index != NO_GID)?;
         u16::try_from(at).ok()
     }
 }
@@ -219,7 +232,7 @@ pub(crate) mod tests {
     }
 
     /// Returns the attributes of a daemon with large limits.
-    pub(crate) fn attributes(profile: Profile) -> DeviceAttributes {
+    pub(crate) fn attributes() -> DeviceAttributes {
         DeviceAttributes {
             name: String::new(),
             version: String::new(),
@@ -243,26 +256,50 @@ pub(crate) mod tests {
             max_backlog: 1,
             devices: Vec::new(),
             tree: String::new(),
-            profile,
+            profile: Profile::default(),
         }
     }
 
     #[test]
-    fn profile_limits_the_roce_device_only() {
-        let of = |profile, kind| Limits::of(&attributes(profile), kind);
-        let own = of(Profile::Rnicd, DeviceKind::Roce);
-        assert_eq!((own.cqe, own.inline, own.gids), (1 << 18, 4096, 1));
-        assert_eq!(of(Profile::Rxe, DeviceKind::Iwarp), own);
-        let rxe = of(Profile::Rxe, DeviceKind::Roce);
-        assert_eq!((rxe.cqe, rxe.inline, rxe.ah), (32_767, 512, 32_767));
-        assert_eq!((rxe.ack_delay, rxe.gids), (15, 1024));
-        // Never more than the daemon grants.
-        assert_eq!((rxe.wr, rxe.srq_wr, rxe.sge, rxe.srq_sge), (1 << 16, 1 << 16, 16, 16));
+    fn profile_is_shown_by_its_devices_only() {
+        let profile = Profile {
+            max_sge_rd: 3,
+            max_ah: 7,
+            gid_tbl_len: 1024,
+            max_srq_sge: 2,
+            ..Profile::default()
+        };
+        let has = DeviceAttributes { profile: profile.clone(), max_srqs: 0, ..attributes() };
+        let roce = Limits::of(&has, DeviceKind::Roce);
+        assert_eq!((roce.sge_rd, roce.srq_wr, &roce.profile), (3, 0, &profile));
+        let iwarp = Limits::of(&has, DeviceKind::Iwarp);
+        assert_eq!((iwarp.sge_rd, iwarp.profile.gid_tbl_len), (1, 1));
+        // The daemon checks the limits of objects, whatever device creates them.
+        assert_eq!(iwarp.profile.max_srq_sge, 2);
+    }
+
+    #[test]
+    fn each_gid_has_a_v1_and_a_v2_index() {
+        let has = DeviceAttributes {
+            profile: Profile { gid_v1: true, ..Profile::default() },
+            ..attributes()
+        };
+        let adapter = Adapter::new(row(Vec::new()), &has);
+        let gids: Vec<GidRow> = (0..4).map(gid_row).collect();
+        let devices = vec![row(vec![3, NO_GID, 1])];
+        let shown = adapter.gids(&Arc::new(Tables { devices, gids: gids.clone() }));
+        assert_eq!((&shown[0], &shown[1], &shown[5]), (&gids[3], &gids[3], &gids[1]));
+        assert_eq!([0, 1, 4].map(|n| shown.is_v1(n)), [true, false, true]);
+        assert_eq!([0, 1, 2].map(|n| shown.to_daemon(n)), [3, 3, NO_GID]);
+        assert_eq!([3, 1].map(|n| shown.of_daemon(n)), [Some(1), Some(5)]);
+        // A removed device keeps its indices.
+        let after = adapter.gids(&Arc::new(Tables { devices: Vec::new(), gids }));
+        assert_eq!((after.len(), after.to_daemon(5)), (6, 1));
     }
 
     #[test]
     fn device_selects_rows_of_the_daemon() {
-        let adapter = Adapter::new(row(Vec::new()), &attributes(Profile::Rnicd));
+        let adapter = Adapter::new(row(Vec::new()), &attributes());
         let gids: Vec<GidRow> = (0..4).map(gid_row).collect();
         let devices = vec![row(vec![3, NO_GID, 1])];
         let tables = Arc::new(Tables { devices, gids: gids.clone() });

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rnic_client::{GRH_LEN, Gid, GidRow, PdId, route_of};
+use rnic_client::{GRH_LEN, Gid, GidRow, PdId, Profile, route_of};
 
 use crate::c::{self, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 use crate::errno::Errno;
@@ -52,7 +52,7 @@ impl AhBody {
     /// # Errors
     ///
     /// `EOPNOTSUPP` if the device has no GIDs; `EINVAL` if the attributes have no GRH, or an
-    /// invalid port or source GID; `ENOMEM` if the process has too many handles.
+    /// invalid port or source GID; that of the profile if the process has too many handles.
     pub(crate) fn new(pd: PdUser, attributes: &ibv_ah_attr, gids: &Gids) -> Result<AhBody, Errno> {
         if gids.is_empty() {
             return Err(unsupported!("address handles: the device has no GID to send from"));
@@ -60,10 +60,13 @@ impl AhBody {
         check_route(attributes, gids)?;
         let Destination { source, gid } = destination(attributes);
         let ahs = &pd.device().ahs;
-        let most = pd.adapter().limits().ah;
+        let &Profile { max_ah: most, max_ah_errno, .. } = &pd.adapter().limits().profile;
         let one_more = |n| (n < most).then_some(n + 1);
         if ahs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
-            return Err(errno!(libc::ENOMEM, "the process has {most} address handles (max_ah)"));
+            return Err(errno!(
+                max_ah_errno.into(),
+                "the process has {most} address handles (max_ah)"
+            ));
         }
         Ok(AhBody { pd, route: Route { source: gids.to_daemon(source), gid } })
     }

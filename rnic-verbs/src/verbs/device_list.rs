@@ -115,7 +115,7 @@ entry! {
 
 #[cfg(test)]
 mod tests {
-    use rnic_client::{DeviceRow, Profile};
+    use rnic_client::DeviceRow;
 
     use super::*;
     use crate::verbs::adapter::tests::attributes;
@@ -133,7 +133,7 @@ mod tests {
                 uverbs,
                 gids: Vec::new(),
             };
-            Adapter::new(row, &attributes(Profile::Rnicd))
+            Adapter::new(row, &attributes())
         };
         let all = [adapter("rxe_0", 1), adapter("rxe_1", 2), adapter("rnicd0", 0)];
         let of = |wanted: &str| {

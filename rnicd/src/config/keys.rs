@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rnic_abi::abi::control::Profile;
 use serde::de::MapAccess;
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
@@ -17,6 +16,7 @@ use toml::Spanned;
 use super::guid::Guid;
 use super::log;
 use super::ports::PortMap;
+use super::profile::Profile;
 use super::roce_devices::{RoceDevices, check_device};
 use super::section::{
     Key, Row, SECOND, Section, deadline, flag, in_range, number, optional, read, section, span,
@@ -35,9 +35,12 @@ section! {
     name: String = name().at_start(), "name shown to programs";
     addresses: Vec<IpAddr> = Key::new(Vec::new(), Ok, |all| show_addresses(all)),
         "addresses that programs may bind";
-    vendor_id: u32 = vendor_id().at_start(), "vendor ID (OUI) shown to programs";
-    vendor_part_id: u32 = number(0, 0..=u32::MAX).at_start(), "part ID of the vendor";
-    hw_ver: u32 = number(0, 0..=u32::MAX).at_start(), "hardware version shown to programs";
+    /// `None` means that of the profile.
+    vendor_id: Option<u32> = vendor_id().at_start(), "vendor ID (OUI) shown to programs";
+    /// `None` means that of the profile.
+    vendor_part_id: Option<u32> = by_profile().at_start(), "part ID of the vendor";
+    /// `None` means that of the profile.
+    hw_ver: Option<u32> = by_profile().at_start(), "hardware version shown to programs";
     guid: Option<Guid> = optional("(by name and host)", |_| Ok(()), Guid::to_string)
         .at_start()
         .explained(|guid| match guid {
@@ -54,21 +57,15 @@ section! {
     "wired" Wired
 
     // At start only, because devices can also be added and removed at run time.
-    profile: Profile = word(Profile::Rnicd, Profile::ALL, Profile::name)
-        .at_start()
-        .explained(|profile| match profile {
-            Profile::Rnicd => "names, GID tables and limits of rnicd",
-            Profile::Rxe => "names, GID tables and limits of the kernel's rxe",
-        }),
-        "names, GID tables and limits of the RoCE devices";
+    profile: Profile = profile().at_start(),
+        "adapter or driver whose names, GID tables and limits the devices have";
     /// `None` means the devices of the profile.
     devices: Option<RoceDevices> = devices().at_start(),
         "RoCE devices, each with the interface whose addresses are its GIDs";
     /// `None` means that of the profile.
-    vendor_id: Option<u32> = optional("(by profile)", check_vendor, |id| format!("{id:#x}"))
-        .at_start(),
-        "vendor ID (OUI) shown to programs";
-    vendor_part_id: u32 = number(0, 0..=u32::MAX).at_start(), "part ID of the vendor";
+    vendor_id: Option<u32> = vendor_id().at_start(), "vendor ID (OUI) shown to programs";
+    /// `None` means that of the profile.
+    vendor_part_id: Option<u32> = by_profile().at_start(), "part ID of the vendor";
     // UDP port of RoCE v2.
     port: u16 = number(4791, 1..=u16::MAX).at_start(),
         "TCP and UDP port between the RoCE devices of hosts";
@@ -229,15 +226,8 @@ fn name() -> Key<String> {
 impl Wired {
     /// Returns the RoCE devices.
     pub fn roce_devices(&self) -> RoceDevices {
-        self.devices.clone().unwrap_or_else(|| RoceDevices::of(self.profile))
-    }
-
-    /// Returns the vendor ID of the RoCE devices.
-    pub fn effective_vendor_id(&self) -> u32 {
-        self.vendor_id.unwrap_or(match self.profile {
-            Profile::Rnicd => VENDOR_ID,
-            // `RXE_VENDOR_ID`, see `rnic-verbs/src/verbs/limits.rs`.
-            Profile::Rxe => 0xff_ffff,
+        self.devices.clone().unwrap_or_else(|| {
+            RoceDevices::one(self.profile.keys.device.as_deref().unwrap_or("rnicd1"))
         })
     }
 }
@@ -249,16 +239,18 @@ fn devices() -> Key<Option<RoceDevices>, Spanned<BTreeMap<String, String>>> {
     Key::new(None, |written| RoceDevices::new(written).map(Some), show)
 }
 
-/// A locally administered OUI, which no vendor has. Test suites require a nonzero vendor ID, and no
-/// program has special handling for this one.
-const VENDOR_ID: u32 = 0x02_524e;
-
-fn vendor_id() -> Key<u32> {
-    Key::new(VENDOR_ID, |id| check_vendor(&id).map(|()| id), |id| format!("{id:#x}"))
+fn profile() -> Key<Profile, String> {
+    let load = |name: String| Profile::load(&name);
+    Key::new(Profile::default(), load, |profile| profile.name().to_owned())
 }
 
-fn check_vendor(id: &u32) -> Result<(), String> {
-    in_range(id, &(0..=(1 << 24) - 1))
+fn vendor_id() -> Key<Option<u32>, u32> {
+    let check = |id: &u32| in_range(id, &(0..=(1 << 24) - 1));
+    optional("(by profile)", check, |id| format!("{id:#x}"))
+}
+
+fn by_profile() -> Key<Option<u32>, u32> {
+    optional("(by profile)", |_| Ok(()), u32::to_string)
 }
 
 fn show_addresses(addresses: &[IpAddr]) -> String {

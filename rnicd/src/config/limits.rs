@@ -141,13 +141,6 @@ impl Limits {
             }));
         }
     }
-
-    /// Returns the maximum IRD and ORD of one QP.
-    pub fn reads_of_qp(&self) -> (u16, u16) {
-        // Fits u16: both are 14-bit fields.
-        let most = |kind| u16::try_from(self.device.of(kind)).unwrap_or(u16::MAX);
-        (most(Kind::Ird), most(Kind::Ord))
-    }
 }
 
 impl Default for Limits {

@@ -18,6 +18,7 @@ mod kind;
 mod limits;
 mod log;
 mod ports;
+mod profile;
 mod roce_devices;
 mod rules;
 mod section;
@@ -31,6 +32,7 @@ mod worst_case;
 
 use std::path::Path;
 
+use rnic_abi::abi::control::{self, DeviceKind};
 use serde::Deserialize;
 
 pub use addresses::{Network, Ports};
@@ -45,6 +47,7 @@ pub use kind::{Kind, Scope};
 pub use limits::{Limits, UNLIMITED, Values};
 pub use log::log_filter;
 pub use ports::PortMap;
+pub use profile::{GidLayout, Maximum, Profile};
 pub use rnic_abi::units::{Size, Span, SpanOrOff};
 pub use roce_devices::{
     MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, check_interface, device_name,
@@ -55,6 +58,10 @@ use section::{Row, Section};
 pub use subjects::{Id, Subjects};
 pub use values::{Loopback, Mulpdu, Seccomp, TreeAt};
 pub use warnings::warnings;
+
+/// A locally administered OUI, which no vendor has. Test suites require a nonzero vendor ID, and no
+/// program has special handling for this one.
+const VENDOR_ID: u32 = 0x02_524e;
 
 /// `config/rnicd.toml`: every key with its default and cost.
 pub const ANNOTATED_DEFAULT: &str = include_str!("../../../config/rnicd.toml");
@@ -122,6 +129,62 @@ impl Config {
             ConfigError::at(file, text, error.span().map_or(0, |s| s.start), error.message())
         })?;
         parsed.check().map_err(|Wrong { at, why }| ConfigError::at(file, text, at, why))
+    }
+
+    /// Returns the limit of the device: the configured one, or that of the profile if it is lower.
+    pub fn device_limit(&self, kind: Kind) -> u64 {
+        let of_profile = self.wired.profile.limit(kind).map_or(UNLIMITED, |most| most.limit);
+        self.limits.device.of(kind).min(of_profile)
+    }
+
+    /// Returns [`device_limit`](Self::device_limit) for a kind that counts objects.
+    pub fn device_count(&self, kind: Kind) -> u32 {
+        u32::try_from(self.device_limit(kind)).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the maximum IRD and ORD of one QP.
+    pub fn reads_of_qp(&self) -> (u16, u16) {
+        // Fits u16: both are 14-bit fields.
+        let most = |kind| u16::try_from(self.device_limit(kind)).unwrap_or(u16::MAX);
+        (most(Kind::Ird), most(Kind::Ord))
+    }
+
+    /// Returns the vendor ID of the devices of a kind.
+    pub fn vendor_id(&self, kind: DeviceKind) -> u32 {
+        let of_section = match kind {
+            DeviceKind::Iwarp => self.device.vendor_id,
+            DeviceKind::Roce => self.wired.vendor_id,
+        };
+        of_section.or(self.keys_of(kind).and_then(|keys| keys.vendor_id)).unwrap_or(VENDOR_ID)
+    }
+
+    /// Returns the part ID of the devices of a kind.
+    pub fn vendor_part_id(&self, kind: DeviceKind) -> u32 {
+        let of_section = match kind {
+            DeviceKind::Iwarp => self.device.vendor_part_id,
+            DeviceKind::Roce => self.wired.vendor_part_id,
+        };
+        of_section.or(self.keys_of(kind).and_then(|keys| keys.vendor_part_id)).unwrap_or(0)
+    }
+
+    /// Returns the hardware version of all devices.
+    pub fn hw_ver(&self) -> u32 {
+        self.device.hw_ver.or(self.wired.profile.keys.hw_ver).unwrap_or(0)
+    }
+
+    /// Returns the values of the profile that the devices of a kind show: those of rnicd if the
+    /// profile describes the others.
+    pub fn shown_profile(&self, kind: DeviceKind) -> control::Profile {
+        match self.keys_of(kind) {
+            Some(_) => self.wired.profile.shown(&self.limits),
+            None => control::Profile::default(),
+        }
+    }
+
+    /// Returns the keys of the profile if it describes the devices of this kind.
+    fn keys_of(&self, kind: DeviceKind) -> Option<&profile::Keys> {
+        let keys = &self.wired.profile.keys;
+        (keys.transport == kind).then_some(keys)
     }
 
     /// Keeps the running values that a reload does not change.

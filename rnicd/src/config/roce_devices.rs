@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use rnic_abi::abi::control::Profile;
 use toml::Spanned;
 
 use super::error::Wrong;
@@ -28,12 +27,8 @@ pub enum Netdev {
 }
 
 impl RoceDevices {
-    /// Returns the default devices of a profile.
-    pub(super) fn of(profile: Profile) -> Self {
-        let name = match profile {
-            Profile::Rnicd => "rnicd1",
-            Profile::Rxe => "rxe0",
-        };
+    /// Returns one device for all interfaces.
+    pub(super) fn one(name: &str) -> Self {
         RoceDevices { map: BTreeMap::from([(name.to_owned(), Netdev::All)]), at: 0 }
     }
 

@@ -385,3 +385,34 @@ fn only_written_contradictions_cause_warnings() {
     ];
     assert_eq!(said, all);
 }
+
+#[test]
+fn device_limit_is_the_lower_of_both() {
+    let text = "[wired]\nprofile = \"irdma\"\n[limits]\nqueue_depth = 9000\nsge = 4\n";
+    let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config.device_limit(Kind::QueueDepth), 8127);
+    assert_eq!((config.device_limit(Kind::Sges), config.device_limit(Kind::Backlog)), (4, 1024));
+    assert_eq!(config.reads_of_qp(), (8, 8));
+}
+
+#[test]
+fn profile_identifies_the_devices_it_describes() {
+    let of = |text: &str| {
+        let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
+        [DeviceKind::Roce, DeviceKind::Iwarp].map(|kind| config.vendor_id(kind))
+    };
+    assert_eq!(of("[wired]\nprofile = \"mlx5\"\n"), [0x2c9, 0x02_524e]);
+    assert_eq!(of("[wired]\nprofile = \"siw\"\n"), [0x02_524e, 0x62_6d74]);
+    assert_eq!(of("[wired]\nprofile = \"mlx5\"\nvendor_id = 7\n"), [7, 0x02_524e]);
+}
+
+#[test]
+fn wrong_profiles_name_both_files() {
+    let e = refused("[wired]\nprofile = \"mlx9\"\n");
+    assert!(e.starts_with("test.toml:2:11: wired.profile = \"mlx9\": no profile \"mlx9\""), "{e}");
+    let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let file = dir.path().join("p.toml");
+    std::fs::write(&file, "\nmax_qps = 1\n").unwrap_or_else(|e| panic!("{e}"));
+    let e = refused(&format!("[wired]\nprofile = {file:?}\n"));
+    assert!(e.contains("p.toml:2:1: max_qps = 1: unknown field `max_qps`"), "{e}");
+}

@@ -54,7 +54,7 @@ impl Capacity {
         let configured = limits.device.count(Kind::Startups);
         let startups = lowered(configured, self.startups().max(1));
         let startups_of_user = if startups < configured { (startups / 2).max(1) } else { u32::MAX };
-        let qps = lowered(limits.device.count(Kind::Qps), self.room());
+        let qps = lowered(config.device_count(Kind::Qps), self.room());
         let closing = limits.device.of(Kind::Closing);
         let closing = closing.min((self.not_for_connections() / 4).max(LEAST_CLOSING));
         Capacity { qps, startups, startups_of_user, closing, ..*self }

@@ -6,15 +6,15 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use if_addrs::Interface;
-use rnic_abi::abi::control::{GidRow, Profile};
+use rnic_abi::abi::control::GidRow;
 use rnic_abi::types::Gid;
 use rnic_core::engine::DatagramPort;
 
-use crate::config::{Config, Loopback};
+use crate::config::{Config, GidLayout, Loopback};
 
 /// Returns the GID table for these interfaces, or for the configured addresses. Addresses that
-/// other hosts can reach come first, IPv4 before IPv6, and loopback addresses last. The profile
-/// "rxe" has another order, and link-local GIDs.
+/// other hosts can reach come first, IPv4 before IPv6, and loopback addresses last. A profile may
+/// have the kernel's order, with link-local GIDs.
 pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
     let named = &config.device.addresses;
     let addresses: Vec<IpAddr> = if named.is_empty() {
@@ -22,24 +22,24 @@ pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
     } else {
         named.clone()
     };
+    let is_kernels = config.wired.profile.keys.gid_layout != GidLayout::Addresses;
     let mut rows = BTreeMap::new();
     for address in addresses {
         // All of 127.0.0.0/8 belongs to the loopback interface.
         let has_it = |i: &&Interface| i.ip() == address || address.is_loopback() && i.is_loopback();
         let row = row(address, found.iter().find(has_it));
-        let rank = match config.wired.profile {
-            Profile::Rnicd => {
-                (address.is_loopback(), address.is_ipv6().into(), row.interface_index)
-            }
-            Profile::Rxe => rxe_rank(&row, found),
+        let rank = if is_kernels {
+            kernel_rank(&row, found)
+        } else {
+            (address.is_loopback(), address.is_ipv6().into(), row.interface_index)
         };
         rows.insert((rank, row.gid), row);
     }
-    if config.wired.profile == Profile::Rxe {
+    if is_kernels {
         for row in link_local_rows(named, found) {
             // Interfaces may have the same link-local address. The first one keeps it.
             if rows.values().all(|other| other.gid != row.gid) {
-                rows.insert((rxe_rank(&row, found), row.gid), row);
+                rows.insert((kernel_rank(&row, found), row.gid), row);
             }
         }
         if rows.len() > MOST {
@@ -64,9 +64,9 @@ fn row(address: IpAddr, interface: Option<&Interface>) -> GidRow {
     }
 }
 
-/// Sorts rows by interface, loopback last, and those of one interface as rxe does: link-local, then
-/// IPv4, then IPv6.
-fn rxe_rank(row: &GidRow, found: &[Interface]) -> (bool, u32, u32) {
+/// Sorts rows by interface, loopback last, and those of one interface as the kernel does:
+/// link-local, then IPv4, then IPv6.
+fn kernel_rank(row: &GidRow, found: &[Interface]) -> (bool, u32, u32) {
     let address = row.gid.address();
     let is_loopback = found.iter().any(|i| i.name == row.interface && i.is_loopback());
     let class = if is_link_local(row.gid) { 0 } else { 1 + u32::from(address.is_ipv6()) };
@@ -165,7 +165,7 @@ pub fn datagram_port(
 }
 
 /// Returns true if this address can be a GID. A link-local address identifies no host without its
-/// interface; the profile "rxe" has one for each interface.
+/// interface; the kernel's layout has one for each interface.
 fn can_be_gid(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !address.is_link_local(),
@@ -226,9 +226,9 @@ mod tests {
     }
 
     #[test]
-    fn rxe_has_link_local_then_ipv4() {
+    fn kernel_has_link_local_then_ipv4() {
         let mut config = Config::default();
-        config.wired.profile = Profile::Rxe;
+        config.wired.profile.keys.gid_layout = GidLayout::Kernel;
         let found = [
             interface("no-such-lo", 1, "127.0.0.1"),
             interface("no-such-lo", 1, "::1"),

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rnic_abi::abi::control::{LimitRow, Refusal};
 
-use super::Capacity;
 use super::policy::Rights;
+use super::{Capacity, refuse};
 pub use crate::config::Kind;
-use crate::config::{Limits, UNLIMITED};
+use crate::config::{Config, Profile, UNLIMITED};
 
 /// One amount for each kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,7 @@ pub struct Ledger(Arc<Mutex<Books>>);
 #[derive(Debug)]
 struct Books {
     device: [u64; Kind::COUNT],
+    profile: Profile,
     qps_key: String,
     /// Maximum number of QPs of one user if a lack of descriptors has lowered the device's limit.
     qps_of_user: u64,
@@ -185,22 +186,23 @@ impl Account {
 
 impl Ledger {
     /// Creates a ledger without any usage.
-    pub fn new(limits: &Limits, capacity: &Capacity) -> Self {
+    pub fn new(config: &Config, capacity: &Capacity) -> Self {
         let mut books = Books {
             device: [UNLIMITED; Kind::COUNT],
+            profile: Profile::default(),
             qps_key: String::new(),
             qps_of_user: UNLIMITED,
             descriptors: Descriptors::default(),
             used: Amounts::default(),
             users: BTreeMap::new(),
         };
-        books.set_limits(limits, capacity);
+        books.set_limits(config, capacity);
         Ledger(Arc::new(Mutex::new(books)))
     }
 
     /// Replaces the limits of the device. Existing charges stay, even above the new limits.
-    pub fn set_limits(&self, limits: &Limits, capacity: &Capacity) {
-        self.0.lock().set_limits(limits, capacity);
+    pub fn set_limits(&self, config: &Config, capacity: &Capacity) {
+        self.0.lock().set_limits(config, capacity);
     }
 
     /// Returns a new account for a session, without any usage.
@@ -270,8 +272,9 @@ impl Ledger {
 }
 
 impl Books {
-    fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
-        let configured = limits.device.count(Kind::Qps);
+    fn set_limits(&mut self, config: &Config, capacity: &Capacity) {
+        let configured = config.device_count(Kind::Qps);
+        self.profile = config.wired.profile.clone();
         self.qps_key = capacity.qps_key(configured);
         self.qps_of_user =
             if capacity.qps < configured { u64::from(capacity.qps) / 2 } else { UNLIMITED };
@@ -282,7 +285,7 @@ impl Books {
         };
         self.device = Kind::ALL.map(|kind| match kind {
             Kind::Qps => capacity.qps.into(),
-            _ => limits.device.of(kind),
+            _ => config.device_limit(kind),
         });
     }
 
@@ -292,8 +295,11 @@ impl Books {
         check(of_session, amount, rights.session_limit(kind), || rights.session_key(kind))?;
         let of_user = self.of_user(rights.uid, kind);
         check(of_user, amount, self.user_limit(rights, kind), || self.user_key(rights, kind))?;
+        let of_device = self.used.of(kind);
+        let asked = of_device.saturating_add(amount);
+        refuse::above_profile(&self.profile, self.profile.limit(kind), asked)?;
         let limit = self.device[kind as usize];
-        check(self.used.of(kind), amount, limit, || self.device_key(kind))?;
+        check(of_device, amount, limit, || self.device_key(kind))?;
         let none = Amounts::default();
         let of_user = self.users.get(&rights.uid).map_or(&none, |account| &account.used);
         self.descriptors.check(rights, of_user, &self.used, kind, amount)?;
@@ -357,6 +363,10 @@ impl Books {
     }
 
     fn device_key(&self, kind: Kind) -> String {
+        let of_profile = self.profile.limit(kind);
+        if let Some(most) = of_profile.filter(|most| most.limit == self.device[kind as usize]) {
+            return format!("{} of profile {}", most.key, self.profile.name());
+        }
         match kind {
             Kind::Qps => self.qps_key.clone(),
             _ => format!("limits.{}", kind.key()),
@@ -438,7 +448,7 @@ mod tests {
     fn fixture(nofile: u64, text: &str) -> Fixture {
         let config = config(text);
         let capacity = Capacity::derive(&config, nofile, 1);
-        Fixture { ledger: Ledger::new(&config.limits, &capacity), policy: policy(&config) }
+        Fixture { ledger: Ledger::new(&config, &capacity), policy: policy(&config) }
     }
 
     impl Fixture {
@@ -486,6 +496,22 @@ mod tests {
         drop((of_b, of_c));
         assert_eq!(f.ledger.used(), Amounts::default());
         assert_eq!(f.ledger.users(), 0, "users without usage are removed");
+    }
+
+    #[test]
+    fn profile_limits_all_sessions_together() {
+        let mut config = config("");
+        config.wired.profile.keys.max_pd = Some(3);
+        let capacity = Capacity::derive(&config, 1 << 20, 1);
+        let f = Fixture { ledger: Ledger::new(&config, &capacity), policy: policy(&config) };
+        let a = f.session(1000);
+        assert_eq!(f.ledger.most(&f.rights(1000), Kind::Pds), 3);
+        let _of_a = granted(&a, Kind::Pds, 2);
+        let b = f.session(1001);
+        let _of_b = granted(&b, Kind::Pds, 1);
+        assert_eq!(refused(&b, Kind::Pds, 1), "profile rnicd: max_pd = 3, asked for 4");
+        let row = f.ledger.device_rows().into_iter().find(|row| row.key.contains("max_pd"));
+        assert_eq!(row.map(|row| (row.limit, row.used)), Some((3, 3)));
     }
 
     #[test]
@@ -548,7 +574,7 @@ mod tests {
         let own = f.session(1000);
         let mut have = granted(&own, Kind::Qps, 3);
         let lowered = config("[limits]\nqps = 2\n");
-        f.ledger.set_limits(&lowered.limits, &Capacity::derive(&lowered, 1 << 20, 1));
+        f.ledger.set_limits(&lowered, &Capacity::derive(&lowered, 1 << 20, 1));
         let lowered = Fixture { ledger: f.ledger.clone(), policy: policy(&lowered) };
         own.set_rights(&lowered.rights(1000));
         assert!(own.charge(Kind::Qps, 1).is_err());

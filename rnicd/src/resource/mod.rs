@@ -190,7 +190,7 @@ impl Manager {
             tree: None,
             rendezvous: Rendezvous::default(),
             started: Instant::now(),
-            ledger: Ledger::new(&config.limits, &capacity),
+            ledger: Ledger::new(&config, &capacity),
             handles: AllHandles { qps: Handles::of_queue_pairs(), ..AllHandles::default() },
             stags: Stags::new(StagAllocator::new(random.stag_seed)),
             sessions: BTreeMap::new(),

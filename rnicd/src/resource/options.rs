@@ -14,7 +14,7 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
     let mpa = &config.mpa;
     let limits = &config.limits.device;
     let peer = &config.limits.peer;
-    let (ird, ord) = config.limits.reads_of_qp();
+    let (ird, ord) = config.reads_of_qp();
     CmOptions {
         startup: Options {
             revision: mpa.revision,

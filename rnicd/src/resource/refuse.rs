@@ -2,6 +2,8 @@
 
 use rnic_abi::abi::control::Refusal;
 
+use crate::config::{Config, Kind, Maximum, Profile};
+
 pub fn no_such(kind: &str, handle: u32) -> Refusal {
     Refusal::NoSuchObject { kind: kind.to_owned(), handle }
 }
@@ -37,4 +39,22 @@ pub fn at_most(field: &str, value: u64, key: &str, limit: u64) -> Result<(), Ref
         return Ok(());
     }
     Err(Refusal::AboveMaximum { field: field.to_owned(), value, key: key.to_owned(), limit })
+}
+
+/// Returns a refusal if a value of one object is above the maximum of the profile, or above the
+/// configured one.
+pub fn at_most_of(config: &Config, kind: Kind, field: &str, value: u64) -> Result<(), Refusal> {
+    let profile = &config.wired.profile;
+    above_profile(profile, profile.limit(kind), value)?;
+    let key = format!("limits.{}", kind.key());
+    at_most(field, value, &key, config.limits.device.of(kind))
+}
+
+/// Returns a refusal if a value, or a number of objects, is above a maximum of the profile.
+pub fn above_profile(profile: &Profile, most: Option<Maximum>, asked: u64) -> Result<(), Refusal> {
+    let Some(Maximum { key, limit, errno }) = most.filter(|most| asked > most.limit) else {
+        return Ok(());
+    };
+    let profile = profile.name().to_owned();
+    Err(Refusal::AboveProfile { profile, key: key.to_owned(), limit, asked, errno })
 }

@@ -59,7 +59,7 @@ impl Manager {
     pub fn reload(&mut self, reload: Reload) -> Replaced {
         let Reload { config, policy, changed, kept, warnings } = reload;
         self.capacity = self.capacity.with_limits_of(&config);
-        self.ledger.set_limits(&config.limits, &self.capacity);
+        self.ledger.set_limits(&config, &self.capacity);
         self.cm.set_options(options::cm(&config, &self.capacity));
         let workers = self.capacity.workers;
         let options = options::workers(&config, workers).engine;

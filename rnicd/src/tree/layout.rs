@@ -35,8 +35,6 @@ pub(super) enum Content {
 
 /// Attributes of the daemon and its devices, for the tree.
 pub struct Facts {
-    /// Version of the daemon.
-    pub version: String,
     /// GUID of the daemon, as a number in host byte order.
     pub image_guid: u64,
     /// All devices.
@@ -57,12 +55,18 @@ pub struct Port {
     pub part_id: u32,
     /// Hardware version.
     pub hw_ver: u32,
+    /// Firmware version.
+    pub fw_ver: String,
+    /// `active_width` and `active_speed` of `ibv_query_port(3)`.
+    pub link: (u8, u8),
     /// Number of its `uverbs` file.
     pub uverbs: u32,
     /// GID table.
     pub gids: Vec<GidRow>,
     /// A fault rule has taken the port down for all users of this daemon.
     pub down: bool,
+    /// True if the files show each GID twice: as RoCE v1 and as RoCE v2.
+    pub gid_v1: bool,
 }
 
 /// Returns all entries except folders.
@@ -105,7 +109,7 @@ fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
         ("node_guid", guid_text(port.guid)),
         ("sys_image_guid", guid_text(facts.image_guid)),
         ("node_desc", "rnicd".to_owned()),
-        ("fw_ver", facts.version.clone()),
+        ("fw_ver", port.fw_ver.clone()),
         ("hw_rev", format!("{:#x}", port.hw_ver)),
         ("hca_type", "rnicd".to_owned()),
         ("board_id", "rnicd".to_owned()),
@@ -128,7 +132,7 @@ fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
 
     let at = port_folder(name);
     for (what, value) in [
-        ("rate", "100 Gb/sec (4X EDR)"),
+        ("rate", rate(port.link).as_str()),
         ("link_layer", "Ethernet"),
         ("lid", "0x0"),
         ("lid_mask_count", "0"),
@@ -169,8 +173,10 @@ fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
         path: format!("devices/rnicd/{name}/net/{interface}"),
         what: Content::Folder,
     });
-    let gids = port.gids.iter().enumerate().flat_map(move |(index, row)| {
-        let kind = if row.gid.is_zero() { "" } else { "RoCE v2" };
+    let kinds: &[&str] = if port.gid_v1 { &["IB/RoCE v1", "RoCE v2"] } else { &["RoCE v2"] };
+    let rows = port.gids.iter().flat_map(move |row| kinds.iter().map(move |kind| (row, *kind)));
+    let gids = rows.enumerate().flat_map(move |(index, (row, kind))| {
+        let kind = if row.gid.is_zero() { "" } else { kind };
         let type_file = file(&format!("{at}/gid_attrs/types/{index}"), kind);
         [
             Some(file(&format!("{at}/gids/{index}"), &gid_text(row.gid))),
@@ -186,6 +192,31 @@ fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
 /// Returns the entries of all devices that depend on addresses.
 pub(super) fn files_of_addresses(facts: &Facts) -> impl Iterator<Item = Entry> {
     facts.ports.iter().flat_map(files_of_port)
+}
+
+/// Returns the rate of a link in the kernel's format, "100 Gb/sec (4X EDR)".
+fn rate((width, speed): (u8, u8)) -> String {
+    let lanes = match width {
+        1 => 1,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 4,
+    };
+    // In units of 0.1 Gb/s.
+    let (lane, name) = match speed {
+        1 => (25, "SDR"),
+        2 => (50, "DDR"),
+        4 => (100, "QDR"),
+        8 => (100, "FDR10"),
+        16 => (140, "FDR"),
+        64 => (500, "HDR"),
+        128 => (1000, "NDR"),
+        _ => (250, "EDR"),
+    };
+    let rate = lane * lanes;
+    let tenths = if rate % 10 == 0 { String::new() } else { format!(".{}", rate % 10) };
+    format!("{}{tenths} Gb/sec ({lanes}X {name})", rate / 10)
 }
 
 fn file(path: &str, line: &str) -> Entry {
@@ -227,8 +258,35 @@ mod tests {
     }
 
     #[test]
+    fn rates_have_the_kernels_format() {
+        assert_eq!(rate((2, 32)), "100 Gb/sec (4X EDR)");
+        assert_eq!(rate((16, 64)), "100 Gb/sec (2X HDR)");
+        assert_eq!(rate((1, 1)), "2.5 Gb/sec (1X SDR)");
+    }
+
+    #[test]
+    fn each_gid_has_a_v1_and_a_v2_entry() {
+        let mut port = ports().remove(1);
+        port.gids = vec![GidRow {
+            gid: Gid::from(std::net::IpAddr::from(Ipv4Addr::new(192, 0, 2, 7))),
+            interface: "eth0".to_owned(),
+            interface_index: 2,
+            mtu: 1500,
+        }];
+        port.gid_v1 = true;
+        let files: Vec<Entry> = files_of_port(&port).collect();
+        let text = |path: &str| files.iter().find(|entry| entry.path.ends_with(path));
+        let text = |path| text(path).map(|entry| entry.what.clone());
+        let file = |line: &str| Some(Content::File(format!("{line}\n")));
+        assert_eq!(text("types/0"), file("IB/RoCE v1"));
+        assert_eq!(text("types/1"), file("RoCE v2"));
+        assert_eq!(text("gids/0"), text("gids/1"));
+        assert_eq!(text("types/2"), None);
+    }
+
+    #[test]
     fn views_have_one_device_or_the_roce_devices() {
-        let all = entries(&Facts { version: "1".to_owned(), image_guid: 1, ports: ports() });
+        let all = entries(&Facts { image_guid: 1, ports: ports() });
         let view = |name| {
             let view = all.iter().filter_map(|entry| entry.path.strip_prefix(name));
             let mut view: Vec<&str> = view.collect();
@@ -255,16 +313,19 @@ mod tests {
             vendor_id: 0x02_524e,
             part_id: 0,
             hw_ver: 0,
+            fw_ver: "1".to_owned(),
+            link: (2, 32),
             uverbs: u32::from(roce),
             gids: Vec::new(),
             down: false,
+            gid_v1: false,
         };
         vec![port("rnicd0", false), port("rnicd1", true)]
     }
 
     #[test]
     fn links_have_existing_targets() {
-        let all = entries(&Facts { version: "1".to_owned(), image_guid: 1, ports: ports() });
+        let all = entries(&Facts { image_guid: 1, ports: ports() });
         let mut links = 0;
         for Entry { path, what } in &all {
             let Content::Link(to) = what else { continue };

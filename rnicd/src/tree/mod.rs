@@ -135,7 +135,6 @@ mod tests {
         let parent = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
         let at = TreeAt::Path(parent.path().join("tree"));
         let facts = |devices: u32| Facts {
-            version: "1".to_owned(),
             image_guid: 1,
             ports: (0..devices)
                 .map(|n| Port {
@@ -145,9 +144,12 @@ mod tests {
                     vendor_id: 0,
                     part_id: 0,
                     hw_ver: 0,
+                    fw_ver: "1".to_owned(),
+                    link: (2, 32),
                     uverbs: n,
                     gids: Vec::new(),
                     down: false,
+                    gid_v1: false,
                 })
                 .collect(),
         };

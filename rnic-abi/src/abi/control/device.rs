@@ -47,26 +47,3 @@ impl std::fmt::Display for DeviceKind {
         })
     }
 }
-
-/// Behaviour of the RoCE devices where adapters differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Profile {
-    /// That of rnicd.
-    #[default]
-    Rnicd,
-    /// That of the kernel's rxe: names, GID layout and limits.
-    Rxe,
-}
-
-impl Profile {
-    /// All profiles.
-    pub const ALL: &[Self] = &[Profile::Rnicd, Profile::Rxe];
-
-    /// Returns the name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Profile::Rnicd => "rnicd",
-            Profile::Rxe => "rxe",
-        }
-    }
-}

@@ -13,19 +13,21 @@ mod device;
 mod event;
 mod hello;
 mod listing;
+mod profile;
 mod qp_attr;
 mod refusal;
 mod reply;
 mod request;
 
 pub use cm::{RcOffer, RcPeer};
-pub use device::{DeviceKind, DeviceRow, NO_GID, Profile};
+pub use device::{DeviceKind, DeviceRow, NO_GID};
 pub use event::{AsyncObject, DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
 pub use listing::{
     ClientRow, CqRow, Diagnosis, DiagnosisKind, EventRecord, FaultRow, LimitRow, ListenerRow,
     MrRow, PdRow, QpCounters, QpRow, Rows, SrqRow, StatusInfo, WindowRow,
 };
+pub use profile::Profile;
 pub use qp_attr::{GidRow, QpChange, Sending, Wiring};
 pub use refusal::Refusal;
 pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};

@@ -95,4 +95,18 @@ pub enum Refusal {
     /// The daemon is draining and refuses new objects and connections.
     #[error("the daemon is draining and refuses new objects (end this with `rnicctl drain off`)")]
     Draining,
+    /// A maximum of the profile is reached, which the device does not exceed.
+    #[error("profile {profile}: {key} = {limit}, asked for {asked}")]
+    AboveProfile {
+        /// Name of the profile, or the path of its file.
+        profile: String,
+        /// Key of the profile.
+        key: String,
+        /// Value of the key.
+        limit: u64,
+        /// Value of the request, or number of objects including the requested ones.
+        asked: u64,
+        /// Error number (`errno(3)`) of such a request on the device that the profile describes.
+        errno: u16,
+    },
 }

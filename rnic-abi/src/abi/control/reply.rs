@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::device::{DeviceRow, Profile};
+use super::device::DeviceRow;
 use super::listing::{QpRow, Rows, SrqRow, StatusInfo};
+use super::profile::Profile;
 use super::qp_attr::GidRow;
 use super::refusal::Refusal;
 use crate::abi::queue::QueueShape;
@@ -189,6 +190,6 @@ pub struct DeviceAttributes {
     /// Directory with files for all devices in the layout of `/sys` and `/dev`; empty if there is
     /// none.
     pub tree: String,
-    /// Profile of the RoCE devices.
+    /// Profile of the devices.
     pub profile: Profile,
 }

@@ -68,9 +68,6 @@ pub(crate) fn check_same(
     }
 }
 
-/// Largest path MTU that a QP may request (`max_mtu`). The TCP stream has its own segment size.
-pub(crate) const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
-
 impl ContextBody {
     pub(crate) fn open(
         device: Arc<Device>,
@@ -111,45 +108,46 @@ impl ContextBody {
         let has = &self.device.attributes;
         let most = self.adapter.limits();
         let mut attr: c::ibv_device_attr = zeroed();
-        copy_name(&mut attr.fw_ver, &has.version);
+        let fw_ver = &most.profile.fw_ver;
+        copy_name(&mut attr.fw_ver, if fw_ver.is_empty() { &has.version } else { fw_ver });
         attr.node_guid = self.adapter.guid();
         attr.sys_image_guid = has.guid.to_be();
-        attr.max_mr_size = u64::MAX;
+        attr.max_mr_size = most.profile.max_mr_size;
         // Every power of two from the page size up.
-        attr.page_size_cap = !(rustix::param::page_size() as u64 - 1);
+        let page_sizes = !(rustix::param::page_size() as u64 - 1);
+        attr.page_size_cap = page_sizes & most.profile.page_size_cap;
         attr.vendor_id = self.adapter.row().vendor_id;
         attr.vendor_part_id = self.adapter.row().vendor_part_id;
         attr.hw_ver = has.hw_ver;
         attr.max_qp = int(has.max_qps);
-        attr.max_qp_wr = int(most.wr);
-        attr.device_cap_flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
+        attr.max_qp_wr = int(has.max_wr_depth);
+        let flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
             | c::IBV_DEVICE_MEM_WINDOW
             | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
-        attr.max_sge = i32::from(most.sge);
-        attr.max_sge_rd = match self.kind() {
-            // RFC 5040 section 5.2: one sink for each Read.
-            DeviceKind::Iwarp => 1,
-            DeviceKind::Roce => attr.max_sge,
-        };
+        attr.device_cap_flags = flags & most.profile.device_cap_flags;
+        attr.max_sge = i32::from(has.max_sge);
+        attr.max_sge_rd = i32::from(most.sge_rd);
         attr.max_cq = int(has.max_cqs);
-        attr.max_cqe = int(most.cqe);
+        attr.max_cqe = int(has.max_cq_entries);
         attr.max_mr = int(has.max_mrs);
         attr.max_pd = int(has.max_pds);
-        attr.max_qp_rd_atom = i32::from(most.ird);
-        attr.max_res_rd_atom = i32::from(most.ird).saturating_mul(int(has.max_qps));
-        attr.max_qp_init_rd_atom = i32::from(most.ord);
-        // Not `IBV_ATOMIC_GLOB`: in private memory, instructions of the program can interrupt an
-        // atomic.
-        attr.atomic_cap = c::IBV_ATOMIC_HCA;
+        attr.max_qp_rd_atom = i32::from(has.max_ird);
+        attr.max_res_rd_atom = int(most.res_rd_atom);
+        attr.max_qp_init_rd_atom = i32::from(has.max_ord);
+        if most.profile.atomics {
+            // Not `IBV_ATOMIC_GLOB`: in private memory, instructions of the program can interrupt
+            // an atomic.
+            attr.atomic_cap = c::IBV_ATOMIC_HCA;
+        }
         attr.max_mw = int(has.max_windows);
         attr.max_srq = int(has.max_srqs);
         attr.max_srq_wr = int(most.srq_wr);
-        attr.max_srq_sge = i32::from(most.srq_sge);
+        attr.max_srq_sge = i32::from(most.profile.max_srq_sge);
         // Address handles exist only in the memory of the program.
-        attr.max_ah = if self.gids().is_empty() { 0 } else { int(most.ah) };
+        attr.max_ah = if self.gids().is_empty() { 0 } else { int(most.profile.max_ah) };
         attr.max_pkeys = 1;
-        attr.local_ca_ack_delay = most.ack_delay;
+        attr.local_ca_ack_delay = most.profile.local_ca_ack_delay;
         attr.phys_port_cnt = PORT;
         attr
     }
@@ -170,15 +168,15 @@ impl ContextBody {
         let mut attr: c::ibv_port_attr = zeroed();
         let is_down = self.is_port_down();
         attr.state = if is_down { c::IBV_PORT_DOWN } else { c::IBV_PORT_ACTIVE };
-        attr.max_mtu = MAX_MTU;
+        let profile = &self.adapter.limits().profile;
+        attr.max_mtu = mtu_code(profile.max_mtu);
         attr.active_mtu = self.mtu();
         attr.gid_tbl_len = int(self.gid_count());
-        attr.max_msg_sz = 1 << 30;
+        attr.max_msg_sz = profile.max_msg_sz;
         attr.pkey_tbl_len = 1;
         attr.max_vl_num = 1;
-        // 4 lanes of 25 Gb/s. Programs only display the value.
-        attr.active_width = 2;
-        attr.active_speed = 32;
+        attr.active_width = profile.active_width;
+        attr.active_speed = profile.active_speed;
         attr.phys_state = if is_down { PHYS_STATE_DISABLED } else { PHYS_STATE_LINK_UP };
         attr.link_layer = c::IBV_LINK_LAYER_ETHERNET;
         if self.kind() == DeviceKind::Roce {
@@ -196,11 +194,12 @@ impl ContextBody {
     }
 
     /// Returns the active MTU: on Ethernet, the largest verbs MTU for which packets with RoCE v2
-    /// headers fit into a frame.
+    /// headers fit into a frame, or that of the profile if it is lower.
     fn mtu(&self) -> c::ibv_mtu {
         let gids = self.gids();
         let bytes = gids.iter().filter(|row| !row.gid.is_zero()).map(GidRow::path_mtu).min();
-        bytes.map_or(net::IWARP_MTU, mtu_code)
+        let of_profile = mtu_code(self.adapter.limits().profile.active_mtu);
+        bytes.map_or(net::IWARP_MTU, mtu_code).min(of_profile)
     }
 
     /// Returns an entry of the GID table.
@@ -235,7 +234,7 @@ impl ContextBody {
             DeviceKind::Iwarp => 1,
             DeviceKind::Roce => {
                 let shown = u32::try_from(self.gids().len()).unwrap_or(u32::MAX);
-                shown.max(self.adapter.limits().gids)
+                shown.max(self.adapter.limits().profile.gid_tbl_len)
             }
         }
     }

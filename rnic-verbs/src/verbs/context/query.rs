@@ -136,8 +136,12 @@ fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry
         gid,
         gid_index: index,
         port_num: PORT.into(),
-        gid_type: if row.is_some() { IBV_GID_TYPE_ROCE_V2 } else { IBV_GID_TYPE_IB },
-        ndev_ifindex: row.map_or(0, |row| row.interface_index),
+        gid_type: match row {
+            None => IBV_GID_TYPE_IB,
+            Some(_) if context.gids().is_v1(index) => IBV_GID_TYPE_ROCE_V1,
+            Some(_) => IBV_GID_TYPE_ROCE_V2,
+        },
+        ndev_ifindex: row.as_ref().map_or(0, |row| row.interface_index),
     })
 }
 

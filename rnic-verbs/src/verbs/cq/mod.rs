@@ -25,8 +25,6 @@ use crate::verbs::section::Section;
 pub(crate) struct CqBody {
     device: Arc<Device>,
     cq: Cq,
-    /// Maximum number of entries after a resize.
-    max_entries: u32,
     channel: Option<Arc<ChannelBody>>,
     /// Completion events (`ibv_get_cq_event(3)`).
     pub(crate) completion_events: Unacknowledged,
@@ -82,8 +80,7 @@ impl CqBody {
         vector: u32,
     ) -> Result<Arc<CqBody>, Errno> {
         let device = context.device();
-        let most = context.adapter().limits().cqe;
-        check_entries(entries, most)?;
+        check_entries(entries)?;
         if vector >= VECTORS {
             return Err(invalid!("comp_vector {vector}: num_comp_vectors is {VECTORS}"));
         }
@@ -96,12 +93,11 @@ impl CqBody {
             }
         };
         let options =
-            CqOptions { entries: entries.max(MIN_ENTRIES), channel: Some(events_to), context: 0 };
+            CqOptions { entries: at_least(device, entries), channel: Some(events_to), context: 0 };
         let cq = device.context.create_cq_with(&options)?;
         let body = Arc::new(CqBody {
             device: device.clone(),
             cq,
-            max_entries: most,
             channel: channel.cloned(),
             completion_events: Unacknowledged::default(),
             events: ObjectEvents::new(context.async_events().clone()),
@@ -271,9 +267,9 @@ impl CqBody {
 
     /// Resizes the queue (`ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
-        check_entries(entries, self.max_entries)?;
+        check_entries(entries)?;
         let before = self.cq.capacity();
-        self.cq.resize(entries.max(MIN_ENTRIES))?;
+        self.cq.resize(at_least(&self.device, entries))?;
         // Must follow the daemon's reply: rdma-core's own test posts right before the call, and
         // leaves its requests only that much time to complete.
         let unpolled = self.poll.lock().kept.len() + self.cq.unpolled();
@@ -341,9 +337,12 @@ impl AnyCq for CqBody {
     }
 }
 
-fn check_entries(entries: u32, most: u32) -> Result<(), Errno> {
-    if !(1..=most).contains(&entries) {
-        return Err(invalid!("cqe {entries}: must be 1 to {most} (max_cqe)"));
-    }
-    Ok(())
+/// Returns the number of entries to request.
+fn at_least(device: &Device, entries: u32) -> u32 {
+    entries.max(MIN_ENTRIES.min(device.attributes.max_cq_entries))
+}
+
+/// Returns an error for an empty queue. The daemon checks the maximum.
+fn check_entries(entries: u32) -> Result<(), Errno> {
+    if entries == 0 { Err(invalid!("cqe 0: must be at least 1")) } else { Ok(()) }
 }

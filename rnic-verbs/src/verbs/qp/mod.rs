@@ -114,13 +114,12 @@ pub(crate) struct QpInitAttr {
 }
 
 /// Minimum of `max_inline_data`: small messages are copied when they are posted.
-const INLINE_AT_LEAST: u32 = 256;
+const INLINE_AT_LEAST: u16 = 256;
 
 impl QpBody {
     /// Creates a queue pair (`ibv_create_qp(3)`).
     pub(crate) fn create(pd: &Arc<PdBody>, wanted: QpInitAttr) -> Result<Arc<QpBody>, Errno> {
         let device = pd.device();
-        let most = pd.adapter().limits();
         let mut cap = wanted.cap;
         let shared = wanted.srq.is_some();
         if shared {
@@ -128,16 +127,13 @@ impl QpBody {
             cap.max_recv_wr = 0;
             cap.max_recv_sge = 0;
         }
-        let sq_depth = depth("max_send_wr", cap.max_send_wr, most.wr)?;
-        let rq_depth = depth("max_recv_wr", cap.max_recv_wr, most.wr)?;
-        let max_send_sge = elements("max_send_sge", cap.max_send_sge, most.sge)?;
-        let max_recv_sge = elements("max_recv_sge", cap.max_recv_sge, most.sge)?;
-        let inline = cap.max_inline_data.max(INLINE_AT_LEAST.min(most.inline.into()));
-        let fits = u16::try_from(inline).ok().filter(|&n| n <= most.inline);
-        let max_inline = fits.ok_or_else(|| {
-            let most = most.inline;
-            invalid!("max_inline_data {inline} is above the maximum, {most}")
-        })?;
+        // The daemon checks the maxima. A value that saturates here is above them.
+        let sq_depth = cap.max_send_wr.max(1);
+        let rq_depth = cap.max_recv_wr.max(1);
+        let max_send_sge = elements(cap.max_send_sge);
+        let max_recv_sge = elements(cap.max_recv_sge);
+        let inline = u16::try_from(cap.max_inline_data).unwrap_or(u16::MAX);
+        let max_inline = inline.max(INLINE_AT_LEAST.min(device.attributes.max_inline));
         let options = QpOptions {
             srq: wanted.srq.as_deref().map(SrqBody::client),
             recv_cq: wanted.recv_cq.client(),
@@ -274,12 +270,4 @@ impl QpBody {
         self.qp.destroy();
         *self.pd.lock() = None;
     }
-}
-
-/// Checks the depth of a queue. Returns at least 1.
-fn depth(name: &str, asked: u32, most: u32) -> Result<u32, Errno> {
-    if asked > most {
-        return Err(invalid!("{name} {asked} is above {most} (max_qp_wr)"));
-    }
-    Ok(asked.max(1))
 }

@@ -10,6 +10,7 @@ use super::roce_states::{Allowed, RoceStates};
 use crate::c;
 use crate::errno::Errno;
 use crate::ffi::handles::zeroed;
+use crate::verbs::context::mtu_code;
 use crate::verbs::cq::CqBody;
 use crate::verbs::device::PORT;
 
@@ -60,10 +61,11 @@ impl QpBody {
         mask: i32,
     ) -> Result<(), Errno> {
         states.follow(self.qp.query()?.state);
-        let max_ird = self.adapter.limits().ird;
-        let max_ord = self.adapter.limits().ord;
+        let max_ird = self.device.attributes.max_ird;
+        let max_ord = self.device.attributes.max_ord;
         let gids = self.adapter.gids(&self.device.tables()?);
-        let allowed = Allowed { gids: &gids, max_ird, max_ord };
+        let max_mtu = mtu_code(self.adapter.limits().profile.max_mtu);
+        let allowed = Allowed { gids: &gids, max_ird, max_ord, max_mtu };
         let next = states.after(attributes, mask, &allowed)?;
         // Must precede draining: the event can arrive before this function returns.
         self.notify_when_drained.store(next.attr().en_sqd_async_notify != 0, Ordering::Release);

@@ -157,6 +157,9 @@ impl QpBody {
         if work.is_inline() && awaits_response {
             return Err(invalid!("IBV_SEND_INLINE is not valid for a Read or an atomic"));
         }
+        if matches!(work.kind, SendKind::Atomic { .. }) && !self.adapter.limits().profile.atomics {
+            return Err(invalid!("the profile of the device has no atomics (atomic_cap)"));
+        }
         let scatters = matches!(work.kind, SendKind::Read { .. }) && self.roce.is_some();
         if awaits_response && !scatters && given > 1 {
             return Err(invalid!("num_sge {given}: this request supports only one SGE"));

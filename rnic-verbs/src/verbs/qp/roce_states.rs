@@ -10,7 +10,6 @@ use crate::c::{self, ibv_qp_attr};
 use crate::errno::Errno;
 use crate::ffi::handles::zeroed;
 use crate::verbs::ah::{check_route, destination};
-use crate::verbs::context::MAX_MTU;
 use crate::verbs::device::PORT;
 use crate::verbs::qp::iwarp_states::{no_transition, state_name};
 
@@ -27,6 +26,8 @@ pub(crate) struct Allowed<'a> {
     pub(crate) gids: &'a [GidRow],
     pub(crate) max_ird: u16,
     pub(crate) max_ord: u16,
+    /// Largest path MTU.
+    pub(crate) max_mtu: c::ibv_mtu,
 }
 
 /// A transition with its required and optional attributes.
@@ -358,7 +359,8 @@ fn check(wanted: &ibv_qp_attr, mask: i32, allowed: &Allowed<'_>) -> Result<(), E
     let port = u32::from(PORT);
     in_range(c::IBV_QP_PORT, "port_num", wanted.port_num.into(), port, port)?;
     in_range(c::IBV_QP_PKEY_INDEX, "pkey_index", wanted.pkey_index.into(), 0, 0)?;
-    in_range(c::IBV_QP_PATH_MTU, "path_mtu (enum)", wanted.path_mtu, c::IBV_MTU_256, MAX_MTU)?;
+    let mtu = allowed.max_mtu;
+    in_range(c::IBV_QP_PATH_MTU, "path_mtu (enum)", wanted.path_mtu, c::IBV_MTU_256, mtu)?;
     in_range(c::IBV_QP_TIMEOUT, "timeout", wanted.timeout.into(), 0, 31)?;
     in_range(c::IBV_QP_RETRY_CNT, "retry_cnt", wanted.retry_cnt.into(), 0, 7)?;
     in_range(c::IBV_QP_RNR_RETRY, "rnr_retry", wanted.rnr_retry.into(), 0, 7)?;
@@ -376,6 +378,8 @@ const LOW_24: u32 = (1 << 24) - 1;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MAX_MTU: c::ibv_mtu = c::IBV_MTU_4096;
 
     const STATES: [u32; 7] = [
         c::IBV_QPS_RESET,
@@ -431,7 +435,7 @@ mod tests {
     fn each_attribute_is_checked_and_kept() {
         let gid = Gid([7; 16]);
         let gids = [GidRow { gid, interface: String::new(), interface_index: 0, mtu: 1500 }];
-        let allowed = Allowed { gids: &gids, max_ird: 4, max_ord: 5 };
+        let allowed = Allowed { gids: &gids, max_ird: 4, max_ord: 5, max_mtu: MAX_MTU };
         let mut right: ibv_qp_attr = zeroed();
         right.port_num = PORT;
         right.qp_access_flags = Access::REMOTE_WRITE.bits();
@@ -501,7 +505,7 @@ mod tests {
             assert_eq!(states.state(), c::IBV_QPS_SQE);
             let wanted =
                 ibv_qp_attr { qp_state: c::IBV_QPS_RTS, cur_qp_state: c::IBV_QPS_SQE, ..zeroed() };
-            let allowed = Allowed { gids: &[], max_ird: 4, max_ord: 4 };
+            let allowed = Allowed { gids: &[], max_ird: 4, max_ord: 4, max_mtu: MAX_MTU };
             let after = states.after(&wanted, c::IBV_QP_STATE | mask, &allowed);
             after.is_ok_and(|after| after.state() == c::IBV_QPS_RTS)
         };
@@ -522,7 +526,7 @@ mod tests {
     fn refused_attributes_change_nothing() {
         let gid = Gid([7; 16]);
         let gids = [GidRow { gid, interface: String::new(), interface_index: 0, mtu: 1500 }];
-        let allowed = Allowed { gids: &gids, max_ird: 4, max_ord: 4 };
+        let allowed = Allowed { gids: &gids, max_ird: 4, max_ord: 4, max_mtu: MAX_MTU };
         let mut wanted: ibv_qp_attr = zeroed();
         wanted.qp_state = c::IBV_QPS_INIT;
         wanted.port_num = PORT;

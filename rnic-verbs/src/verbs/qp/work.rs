@@ -12,16 +12,10 @@ pub(crate) const MAX_SGE: usize = 16;
 /// Maximum number of inline bytes in a request.
 pub(crate) const MAX_INLINE: usize = 1024;
 
-/// Checks the maximum number of SGEs for the requests of a queue. Returns at least 1.
-///
-/// # Errors
-///
-/// `EINVAL` if the number is above `most`.
-pub(crate) fn elements(name: &str, asked: u32, most: u8) -> Result<u8, Errno> {
-    u8::try_from(asked.max(1))
-        .ok()
-        .filter(|&n| n <= most)
-        .ok_or_else(|| invalid!("{name} {asked} is above {most} (max_sge)"))
+/// Converts the maximum number of SGEs for the requests of a queue. Returns at least 1, and 255 for
+/// any larger number.
+pub(crate) fn elements(asked: u32) -> u8 {
+    u8::try_from(asked.max(1)).unwrap_or(u8::MAX)
 }
 
 /// The SGEs of a request, which refer to memory of the program.

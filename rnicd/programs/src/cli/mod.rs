@@ -18,13 +18,12 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use rnic_abi::abi::control::Profile;
 use rnic_client::Context;
 
 use crate::demo;
 use rnicd::config::{
-    ANNOTATED_DEFAULT, Config, ConfigError, Control, InForce, Loopback, Seccomp, Size, Span,
-    explain,
+    ANNOTATED_DEFAULT, Config, ConfigError, Control, InForce, Loopback, Profile, Seccomp, Size,
+    Span, explain,
 };
 use rnicd::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
 use rnicd::exec::{self, DaemonProcess, Death, ExecError, LogTo, Overrides};
@@ -129,9 +128,10 @@ struct Run {
     /// Control socket; overrides control.socket in the configuration.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Profile of the RoCE devices; overrides wired.profile in the configuration.
+    /// Profile of the devices, by its name or the path of a file; overrides wired.profile in the
+    /// configuration.
     #[arg(long, value_name = "PROFILE")]
-    profile: Option<ProfileArg>,
+    profile: Option<String>,
     /// Stop gracefully after this time without a client ("60s", "5min").
     #[arg(long, value_name = "DURATION", value_parser = Span::parse)]
     exit_when_idle: Option<Span>,
@@ -167,15 +167,6 @@ struct Demo {
     /// Size of the created file.
     #[arg(long, default_value = "256MiB", conflicts_with = "file", value_parser = Size::parse)]
     size: Size,
-}
-
-/// `wired.profile`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProfileArg {
-    /// Names, GID tables and limits of rnicd.
-    Rnicd,
-    /// Names, GID tables and limits of the kernel's rxe.
-    Rxe,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -288,10 +279,9 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
         privilege::detach();
     }
     let mut config = Config::load_or_default(args.configured.file())?;
-    match args.profile {
-        Some(ProfileArg::Rnicd) => config.wired.profile = Profile::Rnicd,
-        Some(ProfileArg::Rxe) => config.wired.profile = Profile::Rxe,
-        None => {}
+    if let Some(name) = &args.profile {
+        let profile = load_profile(name).map_err(|why| format!("--profile {name}: {why}"))?;
+        config.wired.profile = profile;
     }
     let mut log = start_log(&config);
     let signals = Signals::take(SignalSet::Daemon)?;
@@ -317,6 +307,15 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     }
     server.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Loads a profile. A path may be relative.
+fn load_profile(name: &str) -> Result<Profile, String> {
+    if !name.contains('/') {
+        return Profile::load(name);
+    }
+    let path = std::path::absolute(name).map_err(|error| error.to_string())?;
+    Profile::load(path.to_str().ok_or("the path is not UTF-8 text")?)
 }
 
 /// Sockets from a service manager.

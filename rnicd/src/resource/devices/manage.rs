@@ -169,7 +169,7 @@ impl Manager {
 
     /// Returns all devices: the RoCE devices in the order of their creation, then the iWARP device.
     pub(in crate::resource) fn device_rows(&self) -> Vec<DeviceRow> {
-        let wired = &self.config.wired;
+        let config = &self.config;
         let of_daemon = |row: &GidRow| {
             let found = self.gids.iter().position(|own| own.gid == row.gid && !row.gid.is_zero());
             found.and_then(|index| u16::try_from(index).ok()).unwrap_or(NO_GID)
@@ -178,20 +178,19 @@ impl Manager {
             name: device.name.clone(),
             kind: DeviceKind::Roce,
             guid: device.guid.number(),
-            vendor_id: wired.effective_vendor_id(),
-            vendor_part_id: wired.vendor_part_id,
+            vendor_id: config.vendor_id(DeviceKind::Roce),
+            vendor_part_id: config.vendor_part_id(DeviceKind::Roce),
             interface: device.interface().to_owned(),
             uverbs: device.uverbs,
             gids: device.gids.iter().map(of_daemon).collect(),
             port_down: false,
         });
-        let device = &self.config.device;
         let iwarp = DeviceRow {
-            name: device.name.clone(),
+            name: config.device.name.clone(),
             kind: DeviceKind::Iwarp,
             guid: self.guid.number(),
-            vendor_id: device.vendor_id,
-            vendor_part_id: device.vendor_part_id,
+            vendor_id: config.vendor_id(DeviceKind::Iwarp),
+            vendor_part_id: config.vendor_part_id(DeviceKind::Iwarp),
             interface: String::new(),
             uverbs: 0,
             gids: Vec::new(),

@@ -17,25 +17,30 @@ use crate::resource::{Manager, find};
 
 impl Manager {
     pub(in crate::resource) fn device(&mut self, id: SessionId) -> Answer {
-        let device = &self.config.device;
-        let limits = &self.config.limits;
+        let config = &self.config;
+        let device = &config.device;
+        let limits = &config.limits;
         let session = find(&mut self.sessions, id)?;
-        let (max_ird, max_ord) = limits.reads_of_qp();
+        let (max_ird, max_ord) = config.reads_of_qp();
         let rights = &session.account.rights();
         // The minimum of the limits of session, user and device.
         let ledger = &self.ledger;
         let most = |kind| ledger.most(rights, kind);
         let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
+        let max_srq_wr = config.wired.profile.srq_wr().map_or(u64::MAX, |most| most.limit);
+        let max_srq_wr = limits.device.of(Kind::QueueDepth).min(max_srq_wr);
+        // Fits: the limit of a queue is at most 2^16.
+        let max_srq_wr = u32::try_from(max_srq_wr).unwrap_or(u32::MAX);
         Outcome::now(ReplyBody::Device(DeviceAttributes {
             name: device.name.clone(),
             version: VERSION.to_owned(),
             max_qps: count(Kind::Qps),
-            max_wr_depth: limits.device.count(Kind::QueueDepth),
+            max_wr_depth: config.device_count(Kind::QueueDepth),
             // Configured values are at most 16 and 4096, so they fit.
-            max_sge: limits.device.of(Kind::Sges) as u8,
-            max_inline: limits.device.of(Kind::InlineBytes) as u16,
+            max_sge: config.device_limit(Kind::Sges) as u8,
+            max_inline: config.device_limit(Kind::InlineBytes) as u16,
             max_cqs: count(Kind::Cqs),
-            max_cq_entries: limits.device.count(Kind::EntriesOfCq),
+            max_cq_entries: config.device_count(Kind::EntriesOfCq),
             max_mrs: count(Kind::Mrs),
             max_shared_bytes: most(Kind::SharedBytes),
             max_pds: count(Kind::Pds),
@@ -44,12 +49,12 @@ impl Manager {
             direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
             max_windows: count(Kind::Windows),
             max_srqs: count(Kind::Srqs),
-            hw_ver: device.hw_ver,
+            hw_ver: config.hw_ver(),
             guid: self.guid.number(),
-            max_srq_wr: limits.device.count(Kind::QueueDepth),
+            max_srq_wr,
             max_backlog: limits.device.count(Kind::Backlog),
             devices: self.devices_seen_by(id),
-            profile: self.config.wired.profile,
+            profile: config.wired.profile.shown(limits),
             tree: self.tree.as_ref().map_or(String::new(), |path| path.display().to_string()),
         }))
     }

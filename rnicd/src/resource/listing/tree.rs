@@ -16,23 +16,24 @@ impl Manager {
             // The iWARP device has one GID, of the first address.
             let gids =
                 if roce { self.gids_of(&row.name) } else { self.gids.get(..1).unwrap_or(&[]) };
+            let profile = self.config.shown_profile(row.kind);
+            let version = env!("CARGO_PKG_VERSION");
             Port {
                 roce,
                 guid: row.guid,
                 vendor_id: row.vendor_id,
                 part_id: row.vendor_part_id,
-                hw_ver: self.config.device.hw_ver,
+                hw_ver: self.config.hw_ver(),
+                fw_ver: if profile.fw_ver.is_empty() { version.to_owned() } else { profile.fw_ver },
+                link: (profile.active_width, profile.active_speed),
                 uverbs: row.uverbs,
                 gids: gids.to_vec(),
                 down: self.is_port_down_for_all(&row.name),
+                gid_v1: profile.gid_v1,
                 name: row.name,
             }
         });
-        Facts {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            image_guid: self.guid.number(),
-            ports: ports.collect(),
-        }
+        Facts { image_guid: self.guid.number(), ports: ports.collect() }
     }
 
     /// Sets the path of the tree, which the device query reports.

@@ -85,6 +85,8 @@ impl Manager {
         request: &MrRequest,
         member_of: Option<PdId>,
     ) -> Result<NextRegion, Refusal> {
+        let profile = &self.config.wired.profile;
+        refuse::above_profile(profile, profile.mr_size(), request.length)?;
         let session = find(&mut self.sessions, id)?;
         check(session, request)?;
         //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4

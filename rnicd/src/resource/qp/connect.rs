@@ -382,13 +382,11 @@ impl Manager {
         ird: &mut Option<u16>,
         ord: &mut Option<u16>,
     ) -> Result<Reads, Refusal> {
-        let limits = &self.config.limits;
-        for (field, value, key, kind) in
-            [("ird", *ird, "limits.ird", Kind::Ird), ("ord", *ord, "limits.ord", Kind::Ord)]
-        {
-            refuse::at_most(field, value.unwrap_or(0).into(), key, limits.device.of(kind))?;
+        let config = &self.config;
+        for (field, value, kind) in [("ird", *ird, Kind::Ird), ("ord", *ord, Kind::Ord)] {
+            refuse::at_most_of(config, kind, field, value.unwrap_or(0).into())?;
         }
-        let (most_ird, most_ord) = limits.reads_of_qp();
+        let (most_ird, most_ord) = config.reads_of_qp();
         let account = &find(&mut self.sessions, id)?.account;
         Reads::charge(account, ird, ord, most_ird, most_ord)
     }

@@ -155,7 +155,7 @@ impl Manager {
             return Err(refuse::invalid("path_mtu", why));
         }
         refuse::at_most("min_rnr_timer", min_rnr_timer.into(), FIVE_BITS, 31)?;
-        refuse::at_most("ird", ird.into(), "limits.ird", self.config.limits.device.of(Kind::Ird))?;
+        refuse::at_most_of(&self.config, Kind::Ird, "ird", ird.into())?;
         check_rights(rights)?;
         self.may_have_peer(id, wiring)
     }
@@ -177,12 +177,11 @@ impl Manager {
     }
 
     fn ready_to_send(&mut self, id: SessionId, qp: QpId, sending: Sending) -> Answer {
-        let limits = &self.config.limits.device;
         refuse::at_most("sq_psn", sending.sq_psn.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
         refuse::at_most("timeout", sending.timeout.into(), FIVE_BITS, 31)?;
         refuse::at_most("retry_count", sending.retry_count.into(), THREE_BITS, 7)?;
         refuse::at_most("rnr_retry", sending.rnr_retry.into(), THREE_BITS, 7)?;
-        refuse::at_most("ord", sending.ord.into(), "limits.ord", limits.of(Kind::Ord))?;
+        refuse::at_most_of(&self.config, Kind::Ord, "ord", sending.ord.into())?;
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let (&QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.rc) else {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts, Sqd or Sqe"));

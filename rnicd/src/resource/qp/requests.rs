@@ -13,7 +13,7 @@ use rnic_core::engine::{EngineCommand, QpConfig};
 use super::parts::QpParts;
 use super::{Qp, QpPhase, QpUses, qp_row};
 use crate::clock;
-use crate::config::Limits;
+use crate::config::Config;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::faults::QpFaults;
@@ -26,7 +26,7 @@ use crate::worker::{Command, Ticket};
 
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
-        check_qp(&self.config.limits, request)?;
+        check_qp(&self.config, request)?;
         if request.kind.is_roce() && !self.wired_port.was_attempted() {
             self.open_wired_port();
         }
@@ -204,18 +204,16 @@ impl Manager {
     }
 }
 
-fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
+fn check_qp(config: &Config, r: &QpRequest) -> Result<(), Refusal> {
     // Receive queue parameters are ignored with an SRQ.
     let own = if r.srq.is_some() { 1 } else { 2 };
     for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
     {
-        let most = limits.device.of(Kind::QueueDepth);
-        refuse::at_most(field, u64::from(depth), "limits.queue_depth", most)?;
+        refuse::at_most_of(config, Kind::QueueDepth, field, depth.into())?;
     }
     let sges = [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)];
     for (field, sges) in sges.into_iter().take(own) {
-        refuse::at_most(field, u64::from(sges), "limits.sge", limits.device.of(Kind::Sges))?;
+        refuse::at_most_of(config, Kind::Sges, field, sges.into())?;
     }
-    let most = limits.device.of(Kind::InlineBytes);
-    refuse::at_most("max_inline", r.max_inline.into(), "limits.inline", most)
+    refuse::at_most_of(config, Kind::InlineBytes, "max_inline", r.max_inline.into())
 }

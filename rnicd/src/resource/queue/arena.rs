@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn dropped_arena_credits_its_charge() {
         let config = Config::default();
-        let ledger = Ledger::new(&config.limits, &Capacity::derive(&config, 1 << 20, 1));
+        let ledger = Ledger::new(&config, &Capacity::derive(&config, 1 << 20, 1));
         let who = Identity { uid: 1000, gids: Vec::new(), foreign: false };
         let account = ledger.open(Policy::new(&config).rights(&who));
         let first = account.charge(Kind::ArenaBytes, 1).unwrap_or_else(|e| panic!("{e}"));

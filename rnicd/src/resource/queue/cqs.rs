@@ -9,7 +9,7 @@ use rnic_abi::types::*;
 use rnic_core::device::Cq;
 
 use super::{CqObject, Room};
-use crate::config::Limits;
+use crate::config::Config;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::qp::Qp;
@@ -25,7 +25,7 @@ impl Manager {
         context: u64,
     ) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        check_entries(&self.config.limits, entries)?;
+        check_entries(&self.config, entries)?;
         let notified = channel.map(|c| session.channel(c).map(|c| (c.sender.clone(), c.cqs.add())));
         let notified = notified.transpose()?;
         let shape = QueueShape::completion(entries);
@@ -91,10 +91,9 @@ impl Manager {
     }
 }
 
-pub fn check_entries(limits: &Limits, entries: u32) -> Result<(), Refusal> {
+pub fn check_entries(config: &Config, entries: u32) -> Result<(), Refusal> {
     if entries == 0 {
         return Err(refuse::invalid("entries", "a CQ has at least one entry"));
     }
-    let most = limits.device.of(Kind::EntriesOfCq);
-    refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)
+    refuse::at_most_of(config, Kind::EntriesOfCq, "entries", entries.into())
 }

@@ -30,7 +30,7 @@ impl Manager {
     ) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.cq(cq)?;
-        check_entries(&self.config.limits, entries)?;
+        check_entries(&self.config, entries)?;
         let shape = QueueShape::completion(entries);
         let queue = object.cq.clone();
         let had = object.entries.amount();

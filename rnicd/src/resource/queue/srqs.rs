@@ -28,6 +28,9 @@ impl Manager {
             return Err(refuse::invalid("depth", "an SRQ has at least one entry"));
         }
         let limits = &self.config.limits.device;
+        let profile = &self.config.wired.profile;
+        refuse::above_profile(profile, profile.srq_wr(), depth.into())?;
+        refuse::above_profile(profile, profile.srq_sge(), max_sge.into())?;
         refuse::at_most("depth", depth.into(), "limits.queue_depth", limits.of(Kind::QueueDepth))?;
         refuse::at_most("max_sge", max_sge.into(), "limits.sge", limits.of(Kind::Sges))?;
         let shape = QueueShape::receive(depth, max_sge);

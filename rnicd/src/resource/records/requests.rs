@@ -199,5 +199,6 @@ fn rule_of(refusal: &Refusal) -> String {
         Refusal::System { what, .. } => format!("operating system: {what}"),
         Refusal::Malformed { .. } => "layout of control messages".to_owned(),
         Refusal::Draining => "rnicctl drain".to_owned(),
+        Refusal::AboveProfile { profile, key, .. } => format!("{key} of profile {profile}"),
     }
 }
