@@ -172,14 +172,14 @@ fn wrong_inputs_are_errors_of_the_job() {
     let archive = job.archive();
     let inputs = [
         ("ARCHIVE", archive.to_str().unwrap()),
-        ("PROFILE", "mlx5"),
+        ("PROFILE", "mlx9"),
         ("DEVICE-NAME", "rxe0"),
         ("INTERFACE", ""),
     ];
     let wrong = job.run("start", &inputs);
     let text = said(&wrong);
     assert_eq!(wrong.status.code(), Some(1), "{text}");
-    assert!(text.contains("mlx5") && text.contains("not a valid configuration"), "{text}");
+    assert!(text.contains("mlx9") && text.contains("not a valid configuration"), "{text}");
 }
 
 /// A job of GitLab that extends `.setup-rnicd`.

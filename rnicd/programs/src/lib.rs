@@ -7,4 +7,5 @@
 pub mod cli;
 pub mod commands;
 pub mod demo;
+pub mod profile;
 pub mod system;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::rows::Row;
 use super::table::{of_devices, of_status};
 use super::{fault, follow, why};
-use crate::{commands, system};
+use crate::{commands, profile, system};
 
 /// Show the state of rnicd, and run administrator commands.
 ///
@@ -86,6 +86,11 @@ enum Command {
     /// Faults on command: failed requests, refused messages, ports that go down, and more.
     #[command(subcommand)]
     Fault(fault::Command),
+    /// Profiles: adapters and drivers that the devices resemble (`wired.profile`, `rnic-run --as`).
+    Profile {
+        #[command(subcommand)]
+        command: profile::Command,
+    },
     /// Refuse new sessions, objects and connections, or accept them again (administrators).
     ///
     /// Existing ones are not affected. `rnicctl status` shows whether the daemon is draining.
@@ -157,6 +162,9 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
     if let Command::System { command } = command {
         return system::run(command, common.json);
     }
+    if let Command::Profile { command } = command {
+        return profile::run(command, common.json);
+    }
     let context = match &common.socket {
         Some(path) => Context::open_at(path)?,
         None => Context::open()?,
@@ -205,7 +213,7 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
             context.drain(matches!(switch, Switch::On))?;
             done(json)
         }
-        Command::System { .. } => Ok(()),
+        Command::System { .. } | Command::Profile { .. } => Ok(()),
     }
 }
 
