@@ -21,7 +21,7 @@ use crate::device::cq::CqFault;
 use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
 use rnic_abi::abi::queue::Cqe;
 use rnic_abi::faults::{Action, FaultName, Opcode, Point};
-use rnic_abi::types::{CompletionOpcode, Time};
+use rnic_abi::types::{CompletionOpcode, Stag, Time};
 
 /// Rules of a QP, and the completions that they hold back.
 #[derive(Default)]
@@ -225,6 +225,8 @@ impl Qp {
     ) -> Option<Reason> {
         let faults = self.core.faults.as_ref()?;
         let (opcode, read) = match segment {
+            // The first FPDU of a peer-to-peer stream, which no program has posted.
+            Incoming::Write { stag: Stag(0), .. } => return None,
             Incoming::Write { last: true, .. } => (Opcode::Write, false),
             Incoming::Send { last: true, .. } => (Opcode::Send, false),
             Incoming::ReadRequest(_) => (Opcode::Read, true),
