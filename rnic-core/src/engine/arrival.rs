@@ -139,7 +139,9 @@ impl Qp {
             _ => None,
         };
         if let Some(request) = request {
-            self.request_arrived(engine, &request)?;
+            if self.core.order.is_some() {
+                self.request_arrived(engine, &request)?;
+            }
             //= RDMAP-5.2.1-4, 7306-5.2.1-16
             self.requester.take_on(request);
             engine.wake(&mut self.core);

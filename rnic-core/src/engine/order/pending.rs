@@ -58,7 +58,7 @@ pub(super) struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Inverted {
     pub first: Part,
-    /// `None` if the first part only became visible after its request had completed.
+    /// `None` if the first part only became visible late.
     pub second: Option<Part>,
 }
 
@@ -158,7 +158,12 @@ impl Pending {
         }
         // What is still held afterwards is due later, and so is a piece that must not pass it.
         self.release_due(now, &mut place);
-        let current = self.current(arrival.kind);
+        let mut current = self.current(arrival.kind);
+        if arrival.kind == Kind::Response && arrival.last {
+            // The Read completes as soon as this returns.
+            self.release_all(&mut place);
+            current.active = false;
+        }
         let mut offset = current.bytes;
         let count = parts.len();
         for (n, bytes) in parts.into_iter().enumerate() {
@@ -276,7 +281,7 @@ impl Pending {
         let Some(piece) = self.pieces.get(index) else { return };
         let part = piece.part;
         self.note_inversion(index, &part, barrier);
-        if self.keeps_order() && !barrier && part.kind == Kind::Write {
+        if !barrier && part.kind == Kind::Write {
             self.report(Inverted { first: part, second: None });
         }
         let Some(piece) = self.pieces.remove(index) else { return };

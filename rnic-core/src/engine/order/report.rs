@@ -106,7 +106,8 @@ impl Inverted {
         let first = self.first.describe();
         let (inversion, text) = match &self.second {
             None => {
-                (Inversion::Completion, format!("{first} became visible after it had completed"))
+                let text = format!("{first} became visible after it had been acknowledged");
+                (Inversion::Completion, text)
             }
             Some(second) => {
                 let same = second.kind == self.first.kind && second.message == self.first.message;

@@ -233,7 +233,6 @@ impl World {
             Notification::Detached { session } => self.detached.push(session),
             Notification::Unlinked { qp } => self.unlinked.push(qp),
             Notification::CommunicationEstablished { qp } => self.established.push(qp),
-            Notification::FaultStruck { .. } => {}
         }
     }
 
