@@ -51,7 +51,8 @@ pub enum Verdict {
 }
 
 impl Rules {
-    /// Splits the rules of the environment. Without any, the order is the worst one.
+    /// Splits the rules of the environment. Without any, the
+    /// rule is [`DEFAULT_RULE`].
     pub fn from_environment() -> Result<Self, BisectError> {
         Rules::parse(&std::env::var(RULES_VARIABLE).unwrap_or_default())
     }
@@ -61,7 +62,7 @@ impl Rules {
         let is_order = |rule: &&str| rule.split_whitespace().any(|word| word == "do=order");
         let (order, others): (Vec<_>, Vec<_>) = rules.partition(is_order);
         let order = match order[..] {
-            [] => "do=order order=worst",
+            [] => DEFAULT_RULE,
             [rule] => rule,
             _ => return Err(BisectError::SeveralRules),
         };
@@ -210,6 +211,8 @@ fn injected_since(seen: u64) -> Result<Vec<Diagnosis>, Error> {
     Ok(rows)
 }
 
+/// The rule that permits the most.
+const DEFAULT_RULE: &str = "do=order order=worst model=iwarp";
 /// Factor by which inversions may slow down a program.
 const SLOWDOWN: u32 = 10;
 /// Time that a run may take in addition.
@@ -256,7 +259,7 @@ mod tests {
         let inverted = "do=stop nth=3; do=order model=rc hold=1ms inversions=4..8";
         assert_eq!(rules.with(&(4..8)), inverted);
         let default = Rules::parse(" ").unwrap();
-        assert_eq!(default.with(&(0..1)), "do=order order=worst inversions=0..1");
+        assert_eq!(default.with(&(0..1)), format!("{DEFAULT_RULE} inversions=0..1"));
         let several = Rules::parse("do=order; do=order model=rc");
         assert!(matches!(several, Err(BisectError::SeveralRules)));
         let ranged = Rules::parse("do=order inversions=1..2");
