@@ -35,6 +35,15 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
+    /// The acknowledgement request of an RC QP, which names no buffer.
+    pub const ACKNOWLEDGEMENT: ReadRequest = ReadRequest {
+        sink_stag: Stag(0),
+        sink_to: TaggedOffset(0),
+        size: 0,
+        src_stag: Stag(0),
+        src_to: TaggedOffset(0),
+    };
+
     /// Decodes the header. Every value is valid.
     #[must_use]
     //= RDMAP-4.4-1

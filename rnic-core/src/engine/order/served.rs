@@ -18,7 +18,7 @@ use crate::engine::reason::PlacementError;
 use crate::engine::requester::inbound_request::{AtomicError, InboundRequest};
 use crate::engine::requester::message::{Gather, Message, MessageSource};
 use crate::engine::state::EngineState;
-use crate::rdmap::AtomicRequest;
+use crate::rdmap::{AtomicRequest, ReadRequest};
 use crate::stream::{InboundAtomic, InboundRead};
 use rnic_abi::types::{ATOMIC_LEN, Access, SessionId, Time};
 
@@ -64,6 +64,13 @@ impl Qp {
         request: &InboundRequest,
     ) -> Result<(), PlacementError> {
         let read = match request {
+            // Not a request of the program.
+            InboundRequest::Read(InboundRead { request, .. })
+                if self.core.transport.acknowledges()
+                    && *request == ReadRequest::ACKNOWLEDGEMENT =>
+            {
+                return Ok(());
+            }
             InboundRequest::Read(read) if read.request.size == 0 => {
                 return self.order_barrier(engine, Barrier::EmptyRead);
             }

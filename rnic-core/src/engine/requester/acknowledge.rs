@@ -20,7 +20,7 @@ use crate::engine::rnr_notice::Notice;
 use crate::engine::state::EngineState;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
 use rnic_abi::shm::queue::QueueFault;
-use rnic_abi::types::{Msn, Stag, TaggedOffset};
+use rnic_abi::types::{Msn, Stag};
 
 impl Requester {
     /// Begins a stream and resets the MSNs. `acknowledged` is `Some(true)` on RC over TCP, where
@@ -228,20 +228,13 @@ impl Requester {
             received: 0,
             kind: ResponseKind::Acknowledgement,
         });
-        let nothing = TaggedOffset(0);
-        let wire = ReadRequest {
-            sink_stag: Stag(0),
-            sink_to: nothing,
-            size: 0,
-            src_stag: Stag(0),
-            src_to: nothing,
-        };
         let head = HeaderTemplate::Untagged {
             opcode: Opcode::ReadRequest,
             invalidate: Stag(0),
             qn: qn::READ_REQUEST,
             msn: take(&mut self.request_msn),
         };
+        let wire = ReadRequest::ACKNOWLEDGEMENT;
         let source = MessageSource::Header(HeaderMessage::ReadRequest(wire));
         let total = count(READ_REQUEST_LEN);
         self.message = Some(Message { head, source, total, sent: 0, seq: None });

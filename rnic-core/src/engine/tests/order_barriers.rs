@@ -192,6 +192,18 @@ fn an_empty_read_is_a_barrier_on_iwarp() {
 }
 
 #[test]
+fn acknowledgements_make_nothing_visible() {
+    for wiring in Wiring::both() {
+        let mut w = rc::linked(wiring);
+        let region = any(&mut w);
+        set_order(&mut w, B, Some(worst(Iwarp)));
+        w.post(A, &[Wr::write(1, &[], &region, 0).inline(&[7; 8])]);
+        assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+        assert_eq!(region.bytes(), [0; 64], "{wiring:?}");
+    }
+}
+
+#[test]
 fn an_unfinished_response_is_out_of_order() {
     for model in OrderModel::ALL {
         let (mut w, mut raw) = World::raw();
