@@ -1,0 +1,214 @@
+// Programs that rely on more than the standards promise, with two ends of an RC connection in one
+// process. The command line names the part to run, which prints "done", or "broken" if the order of
+// memory accesses broke it.
+
+#include "refusals.h"
+
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <time.h>
+
+enum {
+    PLACE = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+    PEER = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+    SENDS = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+            IBV_QP_MAX_QP_RD_ATOMIC,
+    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+          IBV_ACCESS_REMOTE_ATOMIC,
+    WORDS = 512,
+    RECORD = 32, // words
+    ROUNDS = 4,
+    DEADLINE = 120, // seconds, for events that should come at once
+};
+
+struct end {
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    volatile uint64_t *words;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static union ibv_gid gid;
+static struct end near, far;
+
+static void open_device(void)
+{
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    MUST(list);
+    for (int n = 0; n < count && !context; n++)
+        if (list[n]->transport_type == IBV_TRANSPORT_IB)
+            context = ibv_open_device(list[n]);
+    ibv_free_device_list(list);
+    MUST(context && (pd = ibv_alloc_pd(context)) && !ibv_query_gid(context, 1, 0, &gid));
+}
+
+static void make(struct end *e)
+{
+    MUST((e->cq = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
+    struct ibv_qp_init_attr a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = IBV_QPT_RC};
+    a.cap = (struct ibv_qp_cap){16, 16, 1, 1, 64};
+    MUST((e->qp = ibv_create_qp(pd, &a)) != NULL);
+    void *memory = aligned_alloc(4096, 8 * WORDS);
+    MUST(memory != NULL);
+    memset(memory, 0, 8 * WORDS);
+    e->words = memory;
+    MUST((e->mr = ibv_reg_mr(pd, memory, 8 * WORDS, ALL)) != NULL);
+}
+
+static void move_to(struct end *e, int state, int mask, struct end *to)
+{
+    struct ibv_qp_attr a = {.qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024};
+    a.qp_access_flags = ALL;
+    a.dest_qp_num = to->qp->qp_num;
+    a.max_dest_rd_atomic = a.max_rd_atomic = 4;
+    a.min_rnr_timer = 12;
+    a.timeout = 20;
+    a.retry_cnt = a.rnr_retry = 7;
+    a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
+    a.ah_attr.grh = (struct ibv_global_route){.dgid = gid, .hop_limit = 64};
+    MUST(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | mask) == 0);
+}
+
+static void wire(struct end *e, struct end *to)
+{
+    move_to(e, IBV_QPS_INIT, PLACE, to);
+    move_to(e, IBV_QPS_RTR, PEER, to);
+    move_to(e, IBV_QPS_RTS, SENDS, to);
+}
+
+// Posts a request of `count` words at index `at` of both memories.
+static void post(enum ibv_wr_opcode opcode, int at, int count)
+{
+    struct ibv_sge sge = {(uintptr_t)(near.words + at), 8 * count, near.mr->lkey};
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    uint64_t to = (uintptr_t)(far.words + at);
+    if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        wr.wr.atomic.remote_addr = to;
+        wr.wr.atomic.rkey = far.mr->rkey;
+        wr.wr.atomic.compare_add = 1;
+    } else {
+        wr.wr.rdma.remote_addr = to;
+        wr.wr.rdma.rkey = far.mr->rkey;
+    }
+    MUST(ibv_post_send(near.qp, &wr, &bad) == 0);
+}
+
+static void complete(int count)
+{
+    time_t until = time(NULL) + DEADLINE;
+    while (count > 0) {
+        struct ibv_wc wc;
+        int n = ibv_poll_cq(near.cq, 1, &wc);
+        MUST(n >= 0 && (n == 0 || wc.status == IBV_WC_SUCCESS) && time(NULL) <= until);
+        count -= n;
+    }
+}
+
+static void await(int at, uint64_t value)
+{
+    time_t until = time(NULL) + DEADLINE;
+    while (far.words[at] != value)
+        MUST(time(NULL) <= until);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+
+// Lets the other end carry out a request that takes it some microseconds.
+static void work(void)
+{
+    struct timespec begin, now;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    do
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < 3000000);
+}
+
+static void fill(volatile uint64_t *words, int count, uint64_t value)
+{
+    for (int n = 0; n < count; n++)
+        words[n] = value;
+}
+
+// The receiver polls the last word of a Write, and reads the rest.
+static int last_word(uint64_t round)
+{
+    fill(near.words, WORDS, round);
+    post(IBV_WR_RDMA_WRITE, 0, WORDS);
+    await(WORDS - 1, round);
+    int good = far.words[0] == round;
+    complete(1);
+    return good;
+}
+
+// The receiver polls a flag that is written after the data.
+static int flag(uint64_t round)
+{
+    near.words[0] = near.words[64] = round;
+    post(IBV_WR_RDMA_WRITE, 0, 1);
+    post(IBV_WR_RDMA_WRITE, 64, 1);
+    await(64, round);
+    int good = far.words[0] == round;
+    complete(2);
+    return good;
+}
+
+// The reader accepts a record whose first and last words have the same version. The writer changes
+// the last word first and the first word last, so a read in the order of addresses is consistent.
+static int version(uint64_t round)
+{
+    post(IBV_WR_RDMA_READ, 0, RECORD);
+    work();
+    far.words[RECORD - 1] = round;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    fill(far.words + 1, RECORD - 2, round);
+    complete(1);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    far.words[0] = round;
+    int accepted = near.words[0] == near.words[RECORD - 1];
+    return !accepted || near.words[1] == near.words[0];
+}
+
+// Both ends count in the same word, each with its own atomic operations.
+static int counter(uint64_t round)
+{
+    far.words[0] = 0;
+    post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 1);
+    work();
+    __atomic_fetch_add(&far.words[0], 1, __ATOMIC_SEQ_CST);
+    complete(1);
+    return far.words[0] == 2;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        int (*run)(uint64_t round);
+    } parts[] = {
+        {"last-word", last_word},
+        {"flag", flag},
+        {"version", version},
+        {"counter", counter},
+    };
+    open_device();
+    make(&near);
+    make(&far);
+    wire(&near, &far);
+    wire(&far, &near);
+    for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {
+        if (argc < 2 || strcmp(argv[1], parts[n].name))
+            continue;
+        for (uint64_t round = 1; round <= ROUNDS; round++)
+            if (!parts[n].run(round)) {
+                puts("broken");
+                return 1;
+            }
+        puts("done");
+        return 0;
+    }
+    return 2;
+}

@@ -1,0 +1,209 @@
+//! Memory order: programs that rely on more than the standards promise break and are named, and
+//! correct programs pass.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use rnic_tests::{DEADLINE, Daemon, Process, built, omit, on_path, ports, verbs};
+
+/// A daemon, and a program that runs over it.
+struct Stage {
+    daemon: Daemon,
+    program: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Stage {
+    /// Returns a stage, or `None` without headers for the program.
+    fn new(loopback: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let program = verbs::program("tests/order.c", folder.path())?;
+        let port = ports::unused_port();
+        let config = format!("{}[wired]\nport = {port}\n", on_path(loopback));
+        Some(Stage { daemon: Daemon::start(&config), program, _folder: folder })
+    }
+
+    /// Runs a part of the program with a fault rule. Returns its output.
+    fn run(&self, part: &str, rule: &str) -> String {
+        let mut command = verbs::command(&self.program, &self.daemon);
+        let output = command.arg(part).env("RNIC_FAULTS", rule).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{part} with {rule}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Searches the first 16 messages for the inversion that breaks a part of the program.
+    fn bisect(&self, part: &str, rule: &str) -> String {
+        let mut command = Command::new(built::program("rnic-run"));
+        command.args(["--no-start", "--lib-dir"]).arg(built::libraries());
+        command.args(["--order-bisect", "16"]).arg(&self.program).arg(part);
+        command.env("RNIC_SOCKET", self.daemon.socket()).env("RNIC_DEVICES", verbs::BOTH_DEVICES);
+        command.env("RNIC_FAULTS", rule).env_remove("LD_PRELOAD").env_remove("RNIC_LOG");
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        said
+    }
+}
+
+/// Runs a part of the program on either path: it passes in strict order and under the models of
+/// `passing`, and breaks under those of `breaking`.
+fn breaks(part: &str, breaking: &[&str], passing: &[&str]) {
+    for loopback in ["direct", "tcp"] {
+        let Some(stage) = Stage::new(loopback) else { return };
+        assert_eq!(stage.run(part, ""), "done", "{part}, {loopback}");
+        for model in breaking {
+            let rule = format!("do=order order=worst model={model} hold=30ms");
+            assert_eq!(stage.run(part, &rule), "broken", "{part}, {loopback}, {model}");
+        }
+        for model in passing {
+            for order in ["worst", "random seed=1", "random seed=2"] {
+                let rule = format!("do=order order={order} model={model} hold=1ms");
+                assert_eq!(stage.run(part, &rule), "done", "{part}, {loopback}, {model}");
+            }
+        }
+        stage.daemon.is_empty();
+    }
+}
+
+#[test]
+fn polling_on_the_last_word_breaks() {
+    breaks("last-word", &["iwarp", "rc-relaxed"], &["rc"]);
+}
+
+#[test]
+fn a_flag_in_a_second_write_breaks() {
+    breaks("flag", &["iwarp", "rc-relaxed"], &["rc"]);
+}
+
+#[test]
+fn a_version_check_without_checksum_breaks() {
+    breaks("version", &["iwarp", "rc", "rc-relaxed"], &[]);
+}
+
+#[test]
+fn an_atomic_beside_a_store_breaks() {
+    breaks("counter", &["iwarp", "rc", "rc-relaxed"], &[]);
+}
+
+#[test]
+fn bisection_names_both_requests_and_the_rule() {
+    let Some(stage) = Stage::new("direct") else { return };
+    let cases = [
+        ("flag", "iwarp", "RDMA Write 1", "before RDMA Write 0", "RFC 5040 section 5.5"),
+        ("last-word", "iwarp", "RDMA Write 0", "before RDMA Write 0", "RFC 5041 section 5.3"),
+        ("version", "rc", "RDMA Read 0", "last 64 bytes of its source first", "PCI Express"),
+        ("counter", "rc", "atomic operation 0", "store of a processor", "IBV_ATOMIC_HCA"),
+    ];
+    for (part, model, first, second, rule) in cases {
+        let rules = format!("do=order order=worst model={model} hold=30ms");
+        let said = stage.bisect(part, &rules);
+        for text in [first, second, rule, "fails if message 0 of a QP is inverted"] {
+            assert!(said.contains(text), "{part}: {text} is missing in {said}");
+        }
+    }
+}
+
+/// Programs with a server and a client: command lines of both without port and address.
+const PAIRS: [(&str, &str); 6] = [
+    ("ib_write_bw -F -n 200 -s 4096", "ib_write_bw -F -n 200 -s 4096"),
+    ("ib_write_lat -F -n 100", "ib_write_lat -F -n 100"),
+    ("ib_read_lat -F -n 50", "ib_read_lat -F -n 50"),
+    ("ib_send_lat -F -n 100", "ib_send_lat -F -n 100"),
+    ("ib_atomic_lat -F -n 50", "ib_atomic_lat -F -n 50"),
+    ("rping -s -C 20 -V", "rping -c -C 20 -V"),
+];
+
+/// Returns rules for each model and order, with a hold time of 200 us.
+fn rules() -> Vec<String> {
+    let orders = ["worst", "random seed=3"];
+    let rule = |model, order| format!("do=order order={order} model={model} hold=200us");
+    let models = ["iwarp", "rc", "rc-relaxed"];
+    models.iter().flat_map(|model| orders.map(|order| rule(model, order))).collect()
+}
+
+/// Runs a server and its client. The client is started again until it finds the server.
+fn run_pair(daemon: &Daemon, rule: &str, server: &str, client: &str) {
+    let port = ports::unused_port().to_string();
+    let command = |line: &str, address: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let mut command = verbs::command(Path::new(words[0]), daemon);
+        command.args(&words[1..]).args(["-p", &port]).env("RNIC_FAULTS", rule);
+        command.env("RNIC_DEVICES", "rnicd1");
+        command.env("LD_PRELOAD", built::libraries().join("librnic_preload.so"));
+        match words[0] {
+            "rping" => command.args(["-a", "127.0.0.1"]),
+            _ if address.is_empty() => &mut command,
+            _ => command.arg(address),
+        };
+        command
+    };
+    let running = Process::start(command(server, ""));
+    let begun = Instant::now();
+    while !command(client, "127.0.0.1").output().unwrap().status.success() {
+        assert!(begun.elapsed() < DEADLINE, "{client} with {rule}");
+    }
+    running.succeed();
+}
+
+#[test]
+fn correct_programs_pass_under_every_model() {
+    for loopback in ["direct", "tcp"] {
+        let port = ports::unused_port();
+        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(loopback)));
+        for (server, client) in PAIRS {
+            let program = client.split(' ').next().unwrap_or_default();
+            if !has(program) {
+                omit(&format!("no {program} here: Debian packages perftest, rdmacm-utils"));
+                continue;
+            }
+            for rule in rules() {
+                run_pair(&daemon, &rule, server, client);
+            }
+        }
+        daemon.is_empty();
+    }
+}
+
+#[test]
+fn collectives_agree_under_every_model() {
+    if !has("mpicc") || !has("mpirun") {
+        return omit("no mpicc here: Debian package libopenmpi-dev");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("collectives");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c");
+    let built = Command::new("mpicc").arg("-o").arg(&program).arg(source).status().unwrap();
+    assert!(built.success());
+    let daemon = Daemon::start("");
+    for rule in rules() {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "-np", "4", "--mca", "plm", "isolated"]);
+        command.args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"]);
+        command.args(["--mca", "opal_common_ucx_devices", "any"]);
+        command.args(["-x", "UCX_TLS=rc_verbs,ud_verbs:aux,self"]);
+        command.arg(built::program("rnic-run")).args(["--no-start", "--lib-dir"]);
+        command.arg(built::libraries()).arg(&program);
+        command.env("RNIC_SOCKET", daemon.socket()).env("RNIC_FAULTS", &rule);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("4 ranks agree"), "{rule}: {output:?}");
+    }
+}
+
+#[test]
+fn the_demo_passes_under_every_model() {
+    for model in ["iwarp", "rc", "rc-relaxed"] {
+        let rule = format!("do=order order=worst model={model} hold=100us");
+        let mut command = Command::new(built::program("rnicd"));
+        command.args(["demo", "--size", "1MiB"]).env("RNIC_FAULTS", &rule);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{rule}: {output:?}");
+    }
+}
+
+fn has(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
