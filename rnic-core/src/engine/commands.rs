@@ -76,8 +76,8 @@ pub enum EngineCommand {
     Inject(QpId, FaultName, QpFault),
     /// Stops a QP for a fault rule, or lets it continue.
     SetStopped(QpId, Option<FaultName>),
-    /// Places incoming data of a QP by this rule from now on. `None` places what is held and returns
-    /// to strict order.
+    /// Places incoming data of a QP by this rule from now on. `None` places the data that is held,
+    /// and restores the strict order.
     SetOrder(QpId, Option<Box<OrderRule>>),
     /// Sets the emulated link of all that a QP sends from now on, over this stream and later ones.
     /// `None` restores normal operation. What is under way keeps its delay and its order.

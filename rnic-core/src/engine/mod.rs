@@ -293,8 +293,8 @@ impl Engine {
             && self.state.doorbells.prepare_sleep()
     }
 
-    /// Returns true if QPs may hold data that must be placed before an STag is revoked. A command is
-    /// then not carried out before the engine has handled it.
+    /// Returns true if QPs may hold data that must be placed before an STag is revoked. A command
+    /// then takes effect only when the engine has handled it.
     pub fn may_hold_data(&self) -> bool {
         !self.state.ordered.is_empty()
     }

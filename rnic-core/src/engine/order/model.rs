@@ -104,5 +104,5 @@ const FENCE: &str = "IBTA volume 1 section 10.8.3.3: an RDMA Read is ordered bef
 const READS: &str = "PCI Express, transaction ordering: a read may pass an earlier read";
 const ATOMIC_HCA: &str = "IBTA volume 1 section 9.4.5, IBV_ATOMIC_HCA: atomic only with regard to \
                           operations of the same adapter";
-const ACKNOWLEDGED: &str = "IBTA volume 1 section 9.5: an acknowledged Write need not be visible in \
-                            memory before a later message is delivered";
+const ACKNOWLEDGED: &str = "IBTA volume 1 section 9.5: an acknowledged Write need not be visible \
+                            in memory before a later message is delivered";

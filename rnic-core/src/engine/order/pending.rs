@@ -9,8 +9,8 @@ use arrayvec::ArrayVec;
 
 use super::chooser::{PieceId, Position, hold_time, rank};
 use super::model::{Inversion, permission};
-use super::report::{DelayedRead, LateAtomic};
 use crate::device::memory::{MemoryFault, Payload};
+use crate::rdmap::{AtomicRequest, ReadRequest};
 use rnic_abi::faults::order::OrderRule;
 use rnic_abi::types::{Stag, Time};
 
@@ -60,6 +60,24 @@ pub(super) struct Inverted {
     pub first: Part,
     /// `None` if the first part only became visible late.
     pub second: Option<Part>,
+}
+
+/// A Read whose response was delayed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DelayedRead {
+    /// Number of the Read on the QP.
+    pub message: u64,
+    pub request: ReadRequest,
+    /// Number of bytes that were read early.
+    pub early_len: usize,
+}
+
+/// An atomic operation whose result was written late.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LateAtomic {
+    /// Number of the request on the QP.
+    pub message: u64,
+    pub request: AtomicRequest,
 }
 
 /// The message in progress of one kind.

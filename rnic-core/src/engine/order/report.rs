@@ -1,8 +1,8 @@
 //! Records inversions as diagnoses, with both requests and the rule that permits the inversion.
 
-use super::PendingSet;
 use super::model::{Inversion, permission};
-use super::pending::{Inverted, Kind, Part};
+use super::pending::{DelayedRead, Inverted, Kind, LateAtomic, Part};
+use super::set::PendingSet;
 use crate::engine::faults::rule_of_fault;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
@@ -10,24 +10,6 @@ use crate::rdmap::{AtomicRequest, ReadRequest};
 use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
 use rnic_abi::faults::order::{OrderModel, OrderRule};
 use rnic_abi::types::{ATOMIC_LEN, Stag};
-
-/// A Read whose response was delayed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DelayedRead {
-    /// Number of the Read on the QP.
-    pub message: u64,
-    pub request: ReadRequest,
-    /// Number of bytes that were read early.
-    pub early_len: usize,
-}
-
-/// An atomic operation whose result was written late.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LateAtomic {
-    /// Number of the request on the QP.
-    pub message: u64,
-    pub request: AtomicRequest,
-}
 
 /// Description of an inversion.
 struct Account {

@@ -8,52 +8,20 @@
 //! ([`AddressSpace::begin_update`](rnic_abi::shm::AddressSpace::begin_update)).
 
 use super::chooser::delays;
+use super::early::EarlyBytes;
 use super::model::Barrier;
-use super::report::{DelayedRead, LateAtomic};
+use super::pending::{DelayedRead, LateAtomic};
+use super::set::{AtomicChoice, HeldAtomic, HeldRead};
 use crate::device::memory::Target;
 use crate::device::stag::{RemoteFault, StagTable};
 use crate::engine::qp::Qp;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::PlacementError;
 use crate::engine::requester::inbound_request::{AtomicError, InboundRequest};
-use crate::engine::requester::message::{Gather, Message, MessageSource};
 use crate::engine::state::EngineState;
 use crate::rdmap::{AtomicRequest, ReadRequest};
 use crate::stream::{InboundAtomic, InboundRead};
 use rnic_abi::types::{ATOMIC_LEN, Access, SessionId, Time};
-
-/// A Read whose response is delayed, and with it all later responses.
-pub(super) struct HeldRead {
-    /// Time at which the response is generated.
-    pub until: Time,
-    pub read: DelayedRead,
-}
-
-/// Choice for an Atomic Request.
-pub(super) struct AtomicChoice {
-    /// Number of the request on the QP.
-    message: u64,
-    delays: bool,
-}
-
-/// An atomic operation whose result is written late.
-pub(super) struct HeldAtomic {
-    /// Time of the write and of the response.
-    pub until: Time,
-    pub request: InboundAtomic,
-    message: u64,
-    original: u64,
-}
-
-/// The last bytes of the source of a Read, read when its request arrived.
-pub(in crate::engine) struct EarlyBytes {
-    read: InboundRead,
-    /// Owner of the memory.
-    owner: SessionId,
-    /// Their offset in the response.
-    from: usize,
-    bytes: Vec<u8>,
-}
 
 impl Qp {
     /// Makes earlier data visible to a request of the peer, and delays its response if the rule
@@ -188,32 +156,6 @@ impl QpCore {
     ) -> Result<Target<'t>, RemoteFault> {
         let AtomicRequest { stag, to, .. } = atomic.request;
         self.remote(stags, stag, to.0, ATOMIC_LEN.into(), Access::REMOTE_ATOMIC)
-    }
-}
-
-impl EarlyBytes {
-    /// Replaces memory of the next `len` bytes of a message by the bytes that were read early, if
-    /// the message is the response to their Read.
-    pub(in crate::engine) fn fill_in<'t>(
-        &'t self,
-        message: &Message,
-        len: u32,
-        memory: &mut Gather<'t>,
-    ) {
-        let MessageSource::ReadResponse(read) = &message.source else { return };
-        let sent = message.sent as usize;
-        let end = sent + len as usize;
-        if *read != self.read || end <= self.from {
-            return;
-        }
-        let &[target] = &memory[..] else { return };
-        let start = self.from.max(sent);
-        let bytes = self.bytes.get(start - self.from..end - self.from);
-        if let (Some(before), Some(bytes)) = (target.part(0, start - sent), bytes) {
-            memory.clear();
-            memory.extend(Some(before).filter(|before| before.len() > 0));
-            memory.push(Target::private(self.owner, bytes));
-        }
     }
 }
 
