@@ -6,8 +6,9 @@
 //! a preloaded library (`preload`) or by mounts (`mount`). Then it executes the program in its own
 //! process, with the variables of [`environment`]. [`check`] predicts whether the program will
 //! work: it simulates the loader ([`loader`]) on the contents of the files ([`elf`]). This crate
-//! does not use verbs. For `--order-bisect`, it runs the program several times (`bisect`). It queries only the daemon's status and device; all other communication is
-//! between the libraries and the daemon.
+//! does not use verbs. For `--order-bisect`, it runs the program several times (`bisect`). It
+//! queries only the daemon's status and device; all other communication is between the libraries
+//! and the daemon.
 
 mod bisect;
 pub mod check;

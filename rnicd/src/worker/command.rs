@@ -121,8 +121,8 @@ impl Command {
             | Command::Engine(E::InstallStag(_) | E::AddWindow(_) | E::SetOptions(_)) => {
                 Urgency::Later
             }
-            // A sleeping worker that holds no data uses no STag, so the revocation takes effect at once. The worker
-            // wakes up to release its reference to the mapping.
+            // A sleeping worker that holds no data uses no STag, so the revocation takes effect at
+            // once. The worker wakes up to release its reference to the mapping.
             Command::UnregisterCq(_)
             | Command::Engine(E::RevokeStag(_) | E::RemoveWindow(_) | E::ChangeStags(_)) => {
                 Urgency::Wake
