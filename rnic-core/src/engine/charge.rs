@@ -109,13 +109,6 @@ impl Charges {
         if bytes > before { self.excess(owner.session) } else { None }
     }
 
-    /// Returns true if a session that holds `more` bytes beyond those noted is below the limits.
-    pub(super) fn has_room(&self, session: SessionId, more: usize) -> bool {
-        let used = self.sessions.get(&session).map_or(0, |s| s.used);
-        used.saturating_add(more) < self.limits.session
-            && self.used.saturating_add(more) < self.limits.device
-    }
-
     /// Notes that a stream now holds `bytes`, which ends no stream.
     pub(super) fn hold(&mut self, charge: &mut StreamCharge, owner: Owner, bytes: usize) {
         let before = std::mem::replace(&mut charge.bytes, bytes);

@@ -344,10 +344,10 @@ impl Qp {
         self.stop_clock(engine);
         self.enter(StreamPhase::Ended);
         self.life.set_deadline(&self.core, engine, None);
-        self.drop_arrivals(engine);
         self.flush(engine);
         //= DDP-3-10, RDMAP-7-4
         self.link.close(reset, &self.core, engine);
+        self.drop_arrivals(engine);
         if self.life.is_flush_pending() {
             let deadline = engine.now.after(engine.options.close_deadline);
             self.life.set_deadline(&self.core, engine, Some(deadline));

@@ -70,9 +70,7 @@ impl Qp {
     pub(super) fn link_takes_datagram(&mut self, engine: &EngineState) -> bool {
         let session = self.core.session;
         let Some(emulation) = &mut self.emulation else { return true };
-        let line = &emulation.datagrams.line;
-        let has_room =
-            line.is_empty() || line.has_room() && engine.unsent.has_room(session, line.room());
+        let has_room = emulation.has_room(&emulation.datagrams.line, session, engine);
         has_room && emulation.is_open(engine.now)
     }
 

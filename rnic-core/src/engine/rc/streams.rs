@@ -95,8 +95,8 @@ impl Qp {
         self.requester.end_stream(acknowledged);
         self.life.set_deadline(&self.core, engine, None);
         self.enter(StreamPhase::Unlinked);
-        self.drop_arrivals(engine);
         self.link.close(reset, &self.core, engine);
+        self.drop_arrivals(engine);
         if !acknowledged {
             // The requests count as sent.
             self.retire(engine);

@@ -64,13 +64,14 @@ fn wait(w: &mut World, qp: usize, from: Time) -> (Vec<String>, Duration) {
 /// Checks that no memory is charged and no link has a deadline.
 fn assert_nothing_held(w: &World) {
     for engine in &w.engines {
-        assert!(engine.state.unsent.is_unused());
+        assert!(engine.state.unsent.is_unused() && engine.state.held.is_unused());
         assert_eq!(engine.poll_precise_timeout(), None);
     }
 }
 
 fn charged(w: &World) -> usize {
-    w.engines.iter().map(|engine| engine.state.unsent.used()).sum()
+    let of = |engine: &Engine| engine.state.unsent.used() + engine.state.held.used();
+    w.engines.iter().map(of).sum()
 }
 
 // --- Delay -----------------------------------------------------------------------------------
@@ -124,6 +125,19 @@ fn rc_acknowledgements_are_delayed_too() {
             assert_eq!(wait(&mut w, A, begun), (vec!["1 RdmaWrite".to_owned()], took), "{ends:?}");
             assert_eq!(b.bytes(), bytes);
         }
+    }
+}
+
+#[test]
+fn delayed_immediate_data_needs_no_buffer() {
+    for wiring in Wiring::both() {
+        let mut w = roce(wiring, &delayed(US), false);
+        let b = w.any_mr(B, 8);
+        w.recv(B, 1, &[]);
+        w.post(A, &[Wr::write(2, &[], &b, 0).immediate(7)]);
+        w.advance(2 * US);
+        assert_eq!(w.completions(B), ["1 Receive immediate 0x7"], "{wiring:?}");
+        assert_eq!(w.completions(A), ["2 RdmaWrite"], "{wiring:?}");
     }
 }
 

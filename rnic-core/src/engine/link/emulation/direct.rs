@@ -31,9 +31,9 @@ pub(super) enum Arrival {
 /// A segment in flight.
 pub(super) struct DelayedSegment {
     incoming: Incoming,
-    /// DDP header and payload.
     ulpdu: Vec<u8>,
-    header_len: usize,
+    /// Offset of the payload that is placed in memory. It is empty if the message is only a header.
+    payload_at: usize,
     /// On RC, the sender has sent all requests before this one in full.
     sent_before: Option<u64>,
 }
@@ -132,15 +132,14 @@ impl Qp {
 
     /// Returns true if the link is free and the peer's line has room.
     fn may_send_unit(&mut self, peer: Option<&mut Qp>, engine: &EngineState) -> bool {
-        if !self.link_is_open(engine.now) {
+        let now = engine.now;
+        if !self.emulation.as_mut().is_none_or(|emulation| emulation.is_open(now)) {
             return false;
         }
         let to = peer.unwrap_or(self);
         let session = to.core.session;
         let emulation = to.emulation.get_or_insert_default();
-        let line = &emulation.arrivals;
-        let may_send =
-            line.is_empty() || line.has_room() && engine.unsent.has_room(session, line.room());
+        let may_send = emulation.has_room(&emulation.arrivals, session, engine);
         emulation.sender_waits = !may_send;
         may_send
     }
@@ -157,10 +156,14 @@ impl Qp {
             return None;
         }
         let message = self.requester.message()?;
-        // A message without memory has one segment.
-        ulpdu.extend(message.header().iter().flat_map(|header| header.emit()));
+        let mut payload_at = header_len;
+        // Such a message has one segment.
+        if let Some(header) = message.header() {
+            ulpdu.extend(header.emit());
+            payload_at = ulpdu.len();
+        }
         let incoming = incoming_of(message, &segment);
-        Some((segment, DelayedSegment { incoming, ulpdu, header_len, sent_before: None }))
+        Some((segment, DelayedSegment { incoming, ulpdu, payload_at, sent_before: None }))
     }
 
     fn send_unit(&mut self, peer: Option<&mut Qp>, engine: &EngineState, unit: DelayedSegment) {
@@ -274,7 +277,7 @@ impl Qp {
     }
 
     fn delayed_segment_arrived(&mut self, engine: &mut EngineState, segment: &DelayedSegment) {
-        let DelayedSegment { incoming, ulpdu, header_len, sent_before } = segment;
+        let DelayedSegment { incoming, ulpdu, payload_at, sent_before } = segment;
         // A QP that refuses a request still handles responses.
         let drops = self.is_refusing() && !incoming.is_response();
         if !self.life.phase().receives() || drops {
@@ -289,7 +292,7 @@ impl Qp {
         let arrived = if incoming.awaits_response() && !self.requester.ird_available() {
             Err(Reason::RequestsFull { ird: self.requester.depths().0 }.into())
         } else {
-            let payload = PayloadSource::Bytes(&ulpdu[*header_len..]);
+            let payload = PayloadSource::Bytes(&ulpdu[*payload_at..]);
             self.segment_arrived(engine, *incoming, payload, origin)
         };
         match arrived {

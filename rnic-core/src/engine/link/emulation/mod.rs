@@ -35,7 +35,7 @@ use crate::engine::qp::Qp;
 use crate::engine::state::EngineState;
 use crate::engine::transport::Transport;
 use direct::{Acknowledgement, Arrival};
-use rnic_abi::types::{QpId, Time};
+use rnic_abi::types::{QpId, SessionId, Time};
 
 /// State of a QP whose link is emulated, or whose peer's link on the direct path is.
 #[derive(Default)]
@@ -61,7 +61,7 @@ pub(in crate::engine) struct Emulation {
     peer_stalls: bool,
     acknowledgement: Acknowledgement,
     pub datagrams: DelayedDatagrams,
-    /// Charge of the session for `arrivals` and `datagrams`.
+    /// Charge of the session for what is in flight to or, over TCP and on UD, from this QP.
     charge: StreamCharge,
 }
 
@@ -111,6 +111,19 @@ impl Emulation {
         self.resumes = self.resumes.filter(|at| *at > now);
     }
 
+    /// Returns true if a unit may enter this line: it has room, and its session for more memory, or
+    /// nothing is in flight.
+    pub(in crate::engine) fn has_room<T>(
+        &self,
+        line: &DelayLine<T>,
+        session: SessionId,
+        engine: &EngineState,
+    ) -> bool {
+        // A QP has only one line that fills up.
+        let more = line.room() + 1;
+        line.is_empty() || line.has_room() && engine.held.may_hold(&self.charge, session, more)
+    }
+
     /// Returns what happens to the next packet of the QP.
     pub(in crate::engine) fn fate(&mut self, qp: QpId) -> Fate {
         let Some(link) = &self.link else { return Fate::Arrives };
@@ -136,11 +149,6 @@ impl Qp {
         engine.wake(&mut self.core);
         // The peer's clock depends on a stall of this link.
         self.link.wake_peer(engine);
-    }
-
-    /// Returns true if the link accepts another unit now.
-    pub(in crate::engine) fn link_is_open(&mut self, now: Time) -> bool {
-        self.emulation.as_mut().is_none_or(|emulation| emulation.is_open(now))
     }
 
     /// Returns true if a FIN must wait: for a stalled link, or for segments of a peer that has
@@ -182,8 +190,9 @@ impl Qp {
         let Some(emulation) = &mut self.emulation else { return };
         let now = engine.now;
         let owner = Owner { key: self.core.key, session: self.core.session };
-        let room = emulation.arrivals.room() + emulation.datagrams.room();
-        engine.unsent.hold(&mut emulation.charge, owner, room);
+        let framed = self.link.tcp().map_or(0, |tcp| tcp.line().room());
+        let room = framed + emulation.arrivals.room() + emulation.datagrams.room();
+        engine.held.hold(&mut emulation.charge, owner, room);
         let line = self.link.tcp().and_then(|tcp| tcp.line().next_after(now));
         let next = [
             line,
@@ -205,8 +214,7 @@ impl Qp {
         let in_use = emulation.link.is_some()
             || emulation.peer_stalls
             || emulation.acknowledgement.is_pending()
-            || room > 0
-            || self.link.tcp().is_some_and(|tcp| !tcp.line().is_empty());
+            || room > 0;
         if !in_use {
             self.emulation = None;
         }
@@ -237,7 +245,7 @@ impl Qp {
     pub(in crate::engine) fn end_emulation(&mut self, engine: &mut EngineState) {
         self.send_delayed_datagrams(engine);
         let Some(mut emulation) = self.emulation.take() else { return };
-        engine.unsent.release(&mut emulation.charge, self.core.session);
+        engine.held.release(&mut emulation.charge, self.core.session);
         if let Some(at) = emulation.deadline {
             engine.deadlines.clear(at, Due::Link(self.core.key));
         }

@@ -15,13 +15,11 @@ impl Qp {
         let now = engine.now;
         let Some(tcp) = self.link.tcp_mut() else { return false };
         tcp.take_due(now);
-        let room = tcp.line.room();
-        let may_fill = tcp.line.is_empty()
-            || tcp.line.has_room() && engine.unsent.has_room(self.core.session, room);
-        if !may_fill || !self.link_is_open(now) {
+        let Some(emulation) = &mut self.emulation else { return false };
+        if !emulation.has_room(&tcp.line, self.core.session, engine) || !emulation.is_open(now) {
             return false;
         }
-        let most = self.emulation.as_ref().map_or(usize::MAX, |emulation| emulation.allowance(now));
+        let most = emulation.allowance(now);
         let (produced, more) = self.fill(engine, slab, most);
         if produced == 0 {
             return more;

@@ -53,7 +53,7 @@ pub(in crate::engine) struct TcpLink {
     line: DelayLine<Box<[u8]>>,
     /// Number of bytes framed when the last ones entered the line.
     entered: u64,
-    /// Charge of the session for the tail and the line.
+    /// Charge of the session for the tail.
     charge: StreamCharge,
     /// Bytes to frame before a call. Tests set 1 for a call per FPDU.
     batch: usize,
@@ -207,9 +207,9 @@ impl TcpLink {
 
     // --- Bytes that TCP accepts --------------------------------------------------------------
 
-    /// Returns the memory of the tail and the line, which the session is charged for.
+    /// Returns the capacity of the tail, which the session is charged for.
     fn tail_room(&self) -> usize {
-        self.tail.capacity() + self.line.room()
+        self.tail.capacity()
     }
 
     fn tail(&self) -> &[u8] {

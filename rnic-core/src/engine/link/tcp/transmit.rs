@@ -147,9 +147,6 @@ impl Qp {
         let owner = Owner { key: self.core.key, session: self.core.session };
         if let Some(tcp) = self.link.tcp_mut() {
             let room = tcp.tail_room();
-            if self.emulation.is_some() {
-                return engine.unsent.hold(&mut tcp.charge, owner, room);
-            }
             let excess = engine.unsent.set(&mut tcp.charge, owner, room);
             engine.evict(excess);
         }
