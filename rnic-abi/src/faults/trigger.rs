@@ -108,6 +108,12 @@ impl Counter {
         self.injected.fetch_update(Relaxed, Relaxed, within_limit).is_ok()
     }
 
+    /// Counts an occasion whose fault is decided elsewhere.
+    pub fn count(&self, injected: bool) {
+        self.seen.fetch_add(1, Relaxed);
+        self.injected.fetch_add(injected.into(), Relaxed);
+    }
+
     /// Returns the number of matching occasions.
     pub fn seen(&self) -> u64 {
         self.seen.load(Relaxed)

@@ -38,3 +38,13 @@ impl ArmedFault {
         matches.then_some(*action)
     }
 }
+
+#[cfg(test)]
+impl ArmedFault {
+    /// Returns a rule with this text that has just been set.
+    pub(crate) fn of_test(text: &str) -> Self {
+        let rule = FaultRule::parse_all(text).unwrap().remove(0);
+        let name = FaultName::parse("test").unwrap();
+        ArmedFault { name, number: 1, rule, set_at: Time(0), counter: Counter::default() }
+    }
+}

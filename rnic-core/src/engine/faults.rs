@@ -314,7 +314,8 @@ enum CompletionFate {
     Never,
 }
 
-fn record(core: &QpCore, engine: &EngineState, fault: FaultName, text: String) {
+/// Records the effect of a rule on a QP.
+pub(super) fn record(core: &QpCore, engine: &EngineState, fault: FaultName, text: String) {
     let why = Diagnosis {
         qp: Some(core.id),
         pd: Some(core.pd),

@@ -61,7 +61,7 @@ pub use faults::{QpFault, rule_of_fault};
 pub use interface::{
     Broadcast, EngineOptions, Freed, MulpduPolicy, Notification, Output, Receive, Transmit, Work,
 };
-pub use link::emulation::{EmulatedLink, LinkLosses};
+pub use link::emulation::EmulatedLink;
 pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
 pub use qp::QpConfig;

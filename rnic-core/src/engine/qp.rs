@@ -200,7 +200,7 @@ impl Qp {
     pub(super) fn next_message(&mut self, engine: &mut EngineState) -> bool {
         loop {
             match self.requester.next_message(&mut self.core, &self.life, engine) {
-                Ok(true) if self.emulation.is_some() && self.loses_message() => {
+                Ok(true) if self.emulation.is_some() && self.loses_message(engine) => {
                     self.core.turn.charge(REQUEST_COST);
                 }
                 Ok(found) => return found,

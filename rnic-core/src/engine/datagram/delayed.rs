@@ -84,7 +84,7 @@ impl Qp {
         let id = self.core.id;
         let Some(emulation) = &mut self.emulation else { return false };
         let at = emulation.send(engine.now, bytes.len() - grh::LEN, id);
-        let fate = emulation.fate(id);
+        let fate = emulation.fate(&self.core, engine);
         let delayed = DelayedDatagram { datagram: *datagram, bytes: bytes.into() };
         emulation.datagrams.push(at, delayed, fate);
         true

@@ -19,6 +19,7 @@ use crate::engine::schedule::REQUEST_COST;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
 use crate::engine::transport::Transport;
+use rnic_abi::faults::FaultName;
 
 impl Qp {
     /// Starts or stops the clock of requests that are posted or in flight. Called after each
@@ -84,12 +85,16 @@ impl Qp {
         }
     }
 
+    /// Returns the rule that has stopped this QP or its peer, or has stalled the link of either.
+    fn stopped_by(&self) -> Option<FaultName> {
+        self.core.stopped.or(self.core.peer_stopped).or_else(|| self.stalled_by())
+    }
+
     /// Returns the current wait and its time limit, or `None` without a wait or limit.
     fn time_left(&mut self) -> Option<(Wait, Duration)> {
         let sends = self.send_queue == SendQueue::Works;
         let transport = self.core.transport;
-        let is_stopped = self.core.stopped.or(self.core.peer_stopped).is_some();
-        let stalled = self.is_stalled() && transport.acknowledges();
+        let is_stopped = self.stopped_by().is_some();
         let Qp { rc: Some(rc), requester, responder, life, link, .. } = self else {
             return None;
         };
@@ -110,12 +115,6 @@ impl Qp {
             StreamPhase::AwaitFirstFpdu | StreamPhase::Open => {
                 if rc.peer_waits {
                     return rc.rnr_time().map(|time| (Wait::Receive, time));
-                }
-                if stalled {
-                    let has_work =
-                        requester.is_under_way() || sends && rc.begins() && requester.has_posted();
-                    let time = if has_work { rc.timeout() } else { None };
-                    return time.map(|time| (Wait::Link, time));
                 }
                 // The peer cannot be blamed for an answer that this side does not read.
                 let silent = responder.reads()
@@ -141,16 +140,13 @@ impl Qp {
                 self.complete_posted(engine);
             }
             Wait::Stopped => {
-                let by = self.core.stopped.or(self.core.peer_stopped);
+                let by = self.stopped_by();
                 let why = by.map_or_else(|| "stopped".to_owned(), rule_of_fault);
                 self.fail_oldest(engine, &why);
             }
             Wait::Stream => {
                 let why = rc.why.clone();
                 self.fail_oldest(engine, &why);
-            }
-            Wait::Link => {
-                self.fail_oldest(engine, "the emulated link of this QP or its peer is stalled")
             }
             Wait::Receive => {
                 if let Some(seq) = self.requester.oldest_send() {

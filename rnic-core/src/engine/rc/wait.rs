@@ -7,12 +7,10 @@ pub(super) enum Wait {
     Stream,
     /// For a receive of the peer.
     Receive,
-    /// For a QP that a fault rule has stopped: this one or its peer.
+    /// For a QP that a fault rule has stopped, or whose link it has stalled: this one or its peer.
     Stopped,
     /// For any answer of a peer that owes one, or that accepts no more bytes.
     Answer,
-    /// For the end of a stall of the emulated link.
-    Link,
     /// For more requests, which the same acknowledgement request could cover.
     AckRequest,
 }

@@ -1,6 +1,5 @@
 //! Emulated links: delay, jitter, rate and stalls on both paths, and losses of UC and UD.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::datagrams::{KEY, pair as datagram_pair, to};
@@ -346,6 +345,8 @@ fn rc_retries_end_on_a_stalled_link() {
             let patient = !wiring.direct && end == B;
             assert_eq!(took, if patient { took } else { 8388608 * Duration::from_nanos(1) });
             assert_eq!(w.state(A), QpState::Error);
+            let why = w.diagnoses(A).remove(0).text;
+            assert!(patient || why.contains("injected by fault test"), "{why}");
         }
     }
 }
@@ -654,7 +655,7 @@ fn a_lost_uc_message_leaves_no_trace() {
     let fates = Wiring::both().map(|wiring| {
         let shape = LinkShape { loss: 300_000, delay: US, seed: 3, ..LinkShape::default() };
         let mut w = roce(wiring, &LinkShape::default(), true);
-        let link = w.set_link(A, shape);
+        w.set_link(A, shape);
         let a = w.any_mr(A, 200_000);
         let b = w.any_mr(B, 200_000);
         let bytes = a.pattern(9);
@@ -673,14 +674,20 @@ fn a_lost_uc_message_leaves_no_trace() {
             assert_eq!(w.completions(A).len(), 1, "{wiring:?}: every message is sent");
             arrived.push(w.completions(B).len());
         }
+        let why = &w.diagnoses(A)[0];
+        assert_eq!(why.rule, "injected by fault test");
+        assert_eq!(why.text, format!("packet {} of the QP was lost", first_lost(&arrived)));
         let lost = arrived.iter().filter(|n| **n == 0).count() as u64;
         assert!((3..10).contains(&lost), "{lost}");
-        assert_eq!(link.losses().lost.load(Relaxed), lost);
         assert_eq!((w.state(A), w.state(B)), (QpState::Rts, QpState::Rts));
         assert_eq!(b.bytes(), bytes);
         arrived
     });
     assert_eq!(fates[0], fates[1]);
+}
+
+fn first_lost(arrived: &[usize]) -> usize {
+    arrived.iter().position(|n| *n == 0).unwrap()
 }
 
 #[test]

@@ -33,12 +33,17 @@ pub(super) type LinkKey = (u64, Option<[IpAddr; 2]>);
 
 impl FaultRules {
     /// Returns the link with this key.
-    fn link(&mut self, key: LinkKey, shape: LinkShape) -> Arc<EmulatedLink> {
+    fn link(
+        &mut self,
+        key: LinkKey,
+        fault: Arc<ArmedFault>,
+        shape: LinkShape,
+    ) -> Arc<EmulatedLink> {
         let known = self.links.get(&key).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
             // Links without QPs are dropped, so there are as many as QPs at most.
             self.links.retain(|_, link| link.strong_count() > 0);
-            let link = Arc::new(EmulatedLink::new(shape));
+            let link = Arc::new(EmulatedLink::new(fault, shape));
             self.links.insert(key, Arc::downgrade(&link));
             link
         })
@@ -67,9 +72,9 @@ impl Manager {
             rules: rules.iter().map(|rule| rule.number).collect(),
             stopped,
             order: order.as_ref().map(|(number, _)| *number),
-            link: link.map(|(key, _)| key),
+            link: link.as_ref().map(|(key, ..)| *key),
         };
-        let link = link.map(|(key, shape)| (key, self.faults.link(key, shape)));
+        let link = link.map(|(key, fault, shape)| (key, self.faults.link(key, fault, shape)));
         let Some((_, object)) = self.qp_of(qp) else { return };
         if object.faults == told {
             return;
@@ -89,11 +94,15 @@ impl Manager {
                     let rule = order.map(|(_, rule)| Box::new(rule));
                     self.workers.one(worker, EngineCommand::SetOrder(qp, rule));
                 }
+                self.workers.one(worker, EngineCommand::SetFaults(qp, rules));
                 if last.link != link.as_ref().map(|(key, _)| *key) {
                     let link = link.map(|(_, link)| link);
+                    if let Some(link) = &link {
+                        let text = format!("the link is emulated ({})", link.fault().rule.text);
+                        self.record_fault(owner, link.fault().name, Some(qp), &text, clock::now());
+                    }
                     self.workers.one(worker, EngineCommand::SetLink(qp, link));
                 }
-                self.workers.one(worker, EngineCommand::SetFaults(qp, rules));
             }
             QpPhase::Leaving => {}
         }
@@ -146,12 +155,17 @@ impl Manager {
     }
 
     /// Returns the rule of the link of a QP: the first that selects it.
-    fn link_of(&self, session: &Session, id: QpId, qp: &Qp) -> Option<(LinkKey, LinkShape)> {
+    fn link_of(
+        &self,
+        session: &Session,
+        id: QpId,
+        qp: &Qp,
+    ) -> Option<(LinkKey, Arc<ArmedFault>, LinkShape)> {
         let now = clock::now();
         self.faults.rules.iter().find_map(|(number, rule)| {
             let Action::Link(shape) = rule.armed.rule.action else { return None };
             let in_force = rule.armed.is_in_force(now) && self.selects_qp(rule, session, id, qp);
-            in_force.then(|| ((*number, qp.addresses()), shape))
+            in_force.then(|| ((*number, qp.addresses()), rule.armed.clone(), shape))
         })
     }
 

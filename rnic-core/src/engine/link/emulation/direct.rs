@@ -83,14 +83,14 @@ impl Qp {
         let other = peer.as_deref().unwrap_or(self);
         let of_other = other.emulation.as_deref();
         let is_idle = of_other.is_none_or(|of| of.link.is_none() && of.arrivals.is_empty());
-        let peer_stalls = of_other.is_some_and(|of| of.stalls());
+        let peer_stalled = of_other.and_then(|of| of.stalled());
         let refuses = other.is_refusing();
         let waits = other.responder.awaits_receive();
         let receives = other.life.phase().receives();
         if let Some(emulation) = &mut self.emulation {
-            emulation.peer_stalls = peer_stalls;
-        } else if peer_stalls {
-            self.emulation.get_or_insert_default().peer_stalls = true;
+            emulation.peer_stalled = peer_stalled;
+        } else if peer_stalled.is_some() {
+            self.emulation.get_or_insert_default().peer_stalled = peer_stalled;
         }
         let own = self.emulation.as_deref();
         if is_idle && own.is_none_or(|own| own.link.is_none()) {
@@ -194,7 +194,7 @@ impl Qp {
         if !self.responder.is_blocked() {
             emulation.acknowledgement.unblock();
         }
-        if emulation.stalls() {
+        if emulation.stalled().is_some() {
             return;
         }
         let Some(before) = emulation.acknowledgement.due.take() else { return };

@@ -25,16 +25,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(in crate::engine) use delay_line::DelayLine;
+pub use shared::EmulatedLink;
 pub(in crate::engine) use shared::Fate;
-pub use shared::{EmulatedLink, LinkLosses};
 
 use crate::engine::charge::{Owner, StreamCharge};
 use crate::engine::datagram::delayed::DelayedDatagrams;
 use crate::engine::deadlines::Due;
+use crate::engine::faults::record;
 use crate::engine::qp::Qp;
+use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::engine::transport::Transport;
 use direct::{Acknowledgement, Arrival};
+use rnic_abi::faults::FaultName;
 use rnic_abi::types::{QpId, SessionId, Time};
 
 /// State of a QP whose link is emulated, or whose peer's link on the direct path is.
@@ -46,6 +49,8 @@ pub(in crate::engine) struct Emulation {
     units: u64,
     /// Messages or datagrams sent, which select their fate.
     packets: u64,
+    /// Number of packets whose fate was recorded.
+    reports: u32,
     /// Request whose fate is decided.
     decided: Option<u64>,
     /// Time at which the link accepts more. Bytes sent at the next opportunity count as ready at
@@ -57,8 +62,8 @@ pub(in crate::engine) struct Emulation {
     arrivals: DelayLine<Arrival>,
     /// The other QP waits for room in `arrivals`.
     sender_waits: bool,
-    /// The link of the other QP of the direct path is stalled.
-    peer_stalls: bool,
+    /// The rule that stalls the link of the other QP of the direct path.
+    peer_stalled: Option<FaultName>,
     acknowledgement: Acknowledgement,
     pub datagrams: DelayedDatagrams,
     /// Charge of the session for what is in flight to or, over TCP and on UD, from this QP.
@@ -69,7 +74,7 @@ impl Emulation {
     /// Returns true if the link accepts another unit now.
     pub(in crate::engine) fn is_open(&mut self, now: Time) -> bool {
         let Some(link) = &self.link else { return true };
-        if self.stalls() {
+        if link.is_stalled() {
             return false;
         }
         let free_at = link.free_at().unwrap_or_default();
@@ -80,9 +85,9 @@ impl Emulation {
         is_open
     }
 
-    /// Returns true if the link sends nothing.
-    pub(in crate::engine) fn stalls(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| link.shape().stall)
+    /// Returns the rule that stalls the link.
+    fn stalled(&self) -> Option<FaultName> {
+        self.link.as_ref().filter(|link| link.is_stalled()).map(|link| link.fault().name)
     }
 
     /// Sends a unit. Returns the time at which it arrives, unless an earlier unit arrives later.
@@ -124,12 +129,17 @@ impl Emulation {
         line.is_empty() || line.has_room() && engine.held.may_hold(&self.charge, session, more)
     }
 
-    /// Returns what happens to the next packet of the QP.
-    pub(in crate::engine) fn fate(&mut self, qp: QpId) -> Fate {
+    /// Returns what happens to the next packet of the QP, and records it unless it arrives.
+    pub(in crate::engine) fn fate(&mut self, core: &QpCore, engine: &EngineState) -> Fate {
         let Some(link) = &self.link else { return Fate::Arrives };
         let packet = self.packets;
         self.packets += 1;
-        link.fate(qp, packet)
+        let fate = link.fate(core.id, packet);
+        if fate != Fate::Arrives && self.reports < MAX_REPORTS {
+            self.reports += 1;
+            record(core, engine, link.fault().name, format!("packet {packet} of the QP {fate}"));
+        }
+        fate
     }
 }
 
@@ -154,19 +164,20 @@ impl Qp {
     /// Returns true if a FIN must wait: for a stalled link, or for segments of a peer that has
     /// ended the stream after them.
     pub(in crate::engine) fn delays_fin(&self) -> bool {
-        let delays = |emulation: &Emulation| emulation.stalls() || !emulation.arrivals.is_empty();
+        let delays = |of: &Emulation| of.stalled().is_some() || !of.arrivals.is_empty();
         self.emulation.as_deref().is_some_and(delays)
     }
 
-    /// Returns true if the link of either end is stalled, so that no acknowledgement can arrive.
-    pub(in crate::engine) fn is_stalled(&self) -> bool {
-        let is_stalled = |emulation: &Emulation| emulation.stalls() || emulation.peer_stalls;
-        self.emulation.as_deref().is_some_and(is_stalled)
+    /// Returns the rule that stalls the link of either end of an RC QP, so that no acknowledgement
+    /// can arrive.
+    pub(in crate::engine) fn stalled_by(&self) -> Option<FaultName> {
+        let emulation = self.emulation.as_ref().filter(|_| self.core.transport.acknowledges())?;
+        emulation.stalled().or(emulation.peer_stalled)
     }
 
     /// Decides the fate of the message in progress of a UC QP, once. Drops a message that would not
     /// arrive, and returns true. Its request counts as sent.
-    pub(in crate::engine) fn loses_message(&mut self) -> bool {
+    pub(in crate::engine) fn loses_message(&mut self, engine: &EngineState) -> bool {
         let Some(emulation) = &mut self.emulation else { return false };
         let Some(message) = self.requester.message() else { return false };
         let request = message.seq;
@@ -175,7 +186,7 @@ impl Qp {
             return false;
         }
         emulation.decided = request;
-        let is_lost = match emulation.fate(self.core.id) {
+        let is_lost = match emulation.fate(&self.core, engine) {
             Fate::Lost | Fate::Truncated | Fate::Reordered => true,
             Fate::Arrives | Fate::Duplicated => false,
         };
@@ -212,7 +223,7 @@ impl Qp {
             emulation.deadline = next;
         }
         let in_use = emulation.link.is_some()
-            || emulation.peer_stalls
+            || emulation.peer_stalled.is_some()
             || emulation.acknowledgement.is_pending()
             || room > 0;
         if !in_use {
@@ -236,7 +247,7 @@ impl Qp {
             emulation.arrivals = DelayLine::default();
             emulation.acknowledgement = Acknowledgement::default();
             emulation.sender_waits = false;
-            emulation.peer_stalls = false;
+            emulation.peer_stalled = None;
             self.settle_emulation(engine);
         }
     }
@@ -256,6 +267,8 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Maximum number of packets of a QP whose fate is recorded, so that they displace no other records.
+const MAX_REPORTS: u32 = 16;
 /// Time before the link is free at which the QP hands it the next unit, so that a turn that is a
 /// little late leaves no gap.
 const AHEAD: Duration = Duration::from_micros(100);

@@ -1,33 +1,24 @@
 //! An emulated link, shared by the QPs of one or several workers.
 
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use crate::device::ArmedFault;
 use rnic_abi::faults::link::LinkShape;
 use rnic_abi::types::{QpId, Time};
 
 /// A link with a [shape](LinkShape), in one direction. All QPs that hold it share its rate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EmulatedLink {
+    /// The rule of the link, which counts packets and losses.
+    fault: Arc<ArmedFault>,
     shape: LinkShape,
     /// Time in nanoseconds at which everything sent so far has left the sender. As a token bucket
     /// it holds no tokens for an idle link.
     free_at: AtomicU64,
-    losses: LinkLosses,
-}
-
-/// Number of packets of each kind that an emulated link has lost or changed.
-#[derive(Debug, Default)]
-pub struct LinkLosses {
-    /// Packets that did not arrive.
-    pub lost: AtomicU64,
-    /// Datagrams that arrived twice.
-    pub duplicated: AtomicU64,
-    /// Datagrams that were overtaken, and UC messages dropped because they were.
-    pub reordered: AtomicU64,
-    /// Packets that were dropped because they were cut short.
-    pub truncated: AtomicU64,
 }
 
 /// What happens to a packet.
@@ -40,20 +31,33 @@ pub(in crate::engine) enum Fate {
     Duplicated,
 }
 
+impl fmt::Display for Fate {
+    /// Writes a predicate of the packet.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fate::Arrives => "arrived",
+            Fate::Lost => "was lost",
+            Fate::Truncated => "was cut short, so its receiver drops it",
+            Fate::Reordered => "was overtaken",
+            Fate::Duplicated => "was duplicated",
+        })
+    }
+}
+
 impl EmulatedLink {
-    /// Creates a link with a shape that has passed [`LinkShape::check`].
-    pub fn new(shape: LinkShape) -> Self {
-        EmulatedLink { shape, ..EmulatedLink::default() }
+    /// Creates the link of a rule. The shape has passed [`LinkShape::check`].
+    pub fn new(fault: Arc<ArmedFault>, shape: LinkShape) -> Self {
+        EmulatedLink { fault, shape, free_at: AtomicU64::new(0) }
     }
 
-    /// Returns the shape.
-    pub fn shape(&self) -> &LinkShape {
-        &self.shape
+    /// Returns the rule of the link.
+    pub fn fault(&self) -> &ArmedFault {
+        &self.fault
     }
 
-    /// Returns the number of packets lost or changed.
-    pub fn losses(&self) -> &LinkLosses {
-        &self.losses
+    /// Returns true if the link sends nothing.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.shape.stall
     }
 
     /// Returns the time until which the link is busy with earlier bytes, or `None` without a rate.
@@ -98,20 +102,16 @@ impl EmulatedLink {
     /// Returns what happens to a packet of a QP, and counts it.
     pub(in crate::engine) fn fate(&self, qp: QpId, packet: u64) -> Fate {
         let LinkShape { loss, truncate, reorder, duplicate, .. } = self.shape;
-        let losses = &self.losses;
-        for (share, draw, count, fate) in [
-            (loss, Draw::Loss, &losses.lost, Fate::Lost),
-            (truncate, Draw::Truncation, &losses.truncated, Fate::Truncated),
-            (reorder, Draw::Order, &losses.reordered, Fate::Reordered),
-            (duplicate, Draw::Copy, &losses.duplicated, Fate::Duplicated),
-        ] {
-            let drawn = self.draw(qp, packet, draw) % u64::from(LinkShape::WHOLE);
-            if drawn < u64::from(share) {
-                count.fetch_add(1, Relaxed);
-                return fate;
-            }
-        }
-        Fate::Arrives
+        let chances = [
+            (loss, Draw::Loss, Fate::Lost),
+            (truncate, Draw::Truncation, Fate::Truncated),
+            (reorder, Draw::Order, Fate::Reordered),
+            (duplicate, Draw::Copy, Fate::Duplicated),
+        ];
+        let drawn = |draw| self.draw(qp, packet, draw) % u64::from(LinkShape::WHOLE);
+        let found = chances.into_iter().find(|(share, draw, _)| drawn(*draw) < u64::from(*share));
+        self.fault.counter.count(found.is_some());
+        found.map_or(Fate::Arrives, |(_, _, fate)| fate)
     }
 
     /// Returns a number that depends only on the seed, the QP, the number of the unit and the
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     fn link(shape: LinkShape) -> EmulatedLink {
-        EmulatedLink::new(shape)
+        EmulatedLink::new(Arc::new(ArmedFault::of_test("do=link")), shape)
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
             jitter: Duration::from_nanos(9),
             ..LinkShape::default()
         };
-        let jittery = link(shape.clone());
+        let jittery = link(shape);
         let delays: Vec<_> = (0..1000).map(|n| jittery.delay(QpId(7), n).as_nanos()).collect();
         assert_eq!((delays.iter().min(), delays.iter().max()), (Some(&100), Some(&109)));
         let again: Vec<_> = (0..1000).map(|n| jittery.delay(QpId(7), n).as_nanos()).collect();
@@ -201,18 +201,18 @@ mod tests {
             ..LinkShape::default()
         });
         let fates: Vec<Fate> = (0..10_000).map(|n| lossy.fate(QpId(3), n)).collect();
-        let count = |fate| fates.iter().filter(|f| **f == fate).count() as u64;
-        let losses = lossy.losses();
-        for (fate, counted, share) in [
-            (Fate::Lost, &losses.lost, 1000),
-            (Fate::Truncated, &losses.truncated, 900),
-            (Fate::Reordered, &losses.reordered, 810),
-            (Fate::Duplicated, &losses.duplicated, 729),
+        for (fate, share) in [
+            (Fate::Lost, 1000),
+            (Fate::Truncated, 900),
+            (Fate::Reordered, 810),
+            (Fate::Duplicated, 729),
         ] {
-            let n = count(fate);
-            assert_eq!(n, counted.load(Relaxed), "{fate:?}");
+            let n = fates.iter().filter(|f| **f == fate).count() as u64;
             assert!(n.abs_diff(share) < share / 8, "{fate:?}: {n} of {share}");
         }
+        let arrived = fates.iter().filter(|f| **f == Fate::Arrives).count() as u64;
+        let counter = &lossy.fault.counter;
+        assert_eq!((counter.seen(), counter.injected()), (10_000, 10_000 - arrived));
         let certain = link(LinkShape { loss: LinkShape::WHOLE, ..LinkShape::default() });
         assert!((0..1000).all(|n| certain.fate(QpId(3), n) == Fate::Lost));
         let clean = link(LinkShape::default());

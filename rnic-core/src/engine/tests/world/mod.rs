@@ -23,7 +23,7 @@ use crate::device::copier::{Copier, CopyJob, Direction};
 use crate::device::diagnoses::OwnerFilter;
 use crate::device::window::WindowCount;
 use crate::device::{
-    Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
+    ArmedFault, Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
 };
 use crate::engine::{
     Broadcast, ConnectedEnd, DatagramConfig, EmulatedLink, Engine, EngineCommand, EngineOptions,
@@ -484,7 +484,7 @@ impl World {
     /// Emulates a link with this shape for all that a QP sends.
     pub fn set_link(&mut self, qp: usize, shape: LinkShape) -> Arc<EmulatedLink> {
         shape.check().unwrap();
-        let link = Arc::new(EmulatedLink::new(shape));
+        let link = Arc::new(EmulatedLink::new(Arc::new(ArmedFault::of_test("do=link")), shape));
         self.command(qp, |id| EngineCommand::SetLink(id, Some(link.clone())));
         self.settle();
         link
