@@ -20,10 +20,11 @@ impl Engine {
     pub(in crate::engine) fn send_datagrams(&mut self, qp: &mut Box<Qp>) {
         let mut slab = std::mem::take(&mut self.tx_slab);
         qp.deliver_delayed_datagrams(&mut self.state);
-        while !qp.core.turn.is_over()
-            && qp.link_takes_datagram(&self.state)
-            && qp.next_datagram(&mut self.state)
-        {
+        while !qp.core.turn.is_over() && qp.link_takes_datagram(&self.state) {
+            if !qp.next_datagram(&mut self.state) {
+                qp.end_backlog();
+                break;
+            }
             let (before, data) = slab.split_at_mut(grh::LEN);
             let Some((datagram, len)) = qp.read_datagram(&mut self.state, data) else { break };
             before.copy_from_slice(&grh::emit(&datagram, len));
@@ -34,9 +35,6 @@ impl Engine {
             qp.datagram_sent(len);
         }
         self.tx_slab = slab;
-        if let Some(emulation) = &mut qp.emulation {
-            emulation.end_sending(self.state.now);
-        }
         // What is due at once.
         qp.deliver_delayed_datagrams(&mut self.state);
         qp.retire(&mut self.state);

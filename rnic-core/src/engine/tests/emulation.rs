@@ -241,9 +241,9 @@ fn a_late_worker_does_not_lower_the_rate() {
         w.post(A, &[Wr::write(2, &[a.all()], &b, 0), Wr::send(3, &[])]);
         let mut found = Vec::new();
         while found.is_empty() {
-            // Each turn is 300 us late.
+            // The worker is always late.
             let at = w.next_timeout().expect("the link is busy");
-            w.now = at.after(300 * US);
+            w.now = at.after(2 * MS);
             for engine in &mut w.engines {
                 engine.handle_timeout(w.now);
             }
@@ -252,7 +252,7 @@ fn a_late_worker_does_not_lower_the_rate() {
         }
         let took = w.now.since(begun);
         let exact = Duration::from_nanos(8 << 20);
-        assert!(took > exact && took < exact + MS, "{wiring:?}: {took:?}");
+        assert!(took > exact && took < exact + 3 * MS, "{wiring:?}: {took:?}");
     }
 }
 

@@ -106,8 +106,11 @@ impl Qp {
             && self.life.phase().responds()
             && receives
             && self.may_send_unit(peer.as_deref_mut(), engine)
-            && self.next_message(engine)
         {
+            if !self.next_message(engine) {
+                self.end_backlog();
+                break;
+            }
             let Some((segment, unit)) = self.next_unit(engine) else { break };
             self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
             let sent_before = self.requester.sent_before();
@@ -121,9 +124,6 @@ impl Qp {
         self.retire(engine);
         self.requester.return_slots(&self.core, engine);
         self.finish_if_drained(engine);
-        if let Some(emulation) = &mut self.emulation {
-            emulation.end_sending(engine.now);
-        }
         if units > 0 {
             peer.unwrap_or(self).expect_arrivals(engine);
         }
@@ -171,12 +171,6 @@ impl Qp {
         let at = self.leaves(engine.now, len);
         let to = peer.unwrap_or(self).emulation.get_or_insert_default();
         to.arrivals.push(at, len, Arrival::Segment(Box::new(unit)));
-    }
-
-    /// Sends `bytes` over the link. Returns the time at which they arrive.
-    fn leaves(&mut self, now: Time, bytes: usize) -> Time {
-        let id = self.core.id;
-        self.emulation.as_mut().map_or(now, |emulation| emulation.send(now, bytes, id))
     }
 
     /// Prepares for units that have entered the line.

@@ -53,8 +53,8 @@ pub(in crate::engine) struct Emulation {
     reports: u32,
     /// Request whose fate is decided.
     decided: Option<u64>,
-    /// Time at which the link accepts more. Bytes sent at the next opportunity count as ready at
-    /// this time, so that a late turn does not lower the rate.
+    /// Time at which the link accepts more. Until the QP has nothing more to send, its bytes count
+    /// as ready at this time, so that late turns do not lower the rate.
     resumes: Option<Time>,
     /// The deadline that is set.
     deadline: Option<Time>,
@@ -111,11 +111,6 @@ impl Emulation {
         self.resumes.map_or(now, |at| at.clamp(earliest, now))
     }
 
-    /// Ends the part of a turn in which the QP sends.
-    pub(in crate::engine) fn end_sending(&mut self, now: Time) {
-        self.resumes = self.resumes.filter(|at| *at > now);
-    }
-
     /// Returns true if a unit may enter this line: it has room, and its session for more memory, or
     /// nothing is in flight.
     pub(in crate::engine) fn has_room<T>(
@@ -166,6 +161,19 @@ impl Qp {
     pub(in crate::engine) fn delays_fin(&self) -> bool {
         let delays = |of: &Emulation| of.stalled().is_some() || !of.arrivals.is_empty();
         self.emulation.as_deref().is_some_and(delays)
+    }
+
+    /// Sends `bytes` over the link. Returns the time at which they arrive.
+    pub(in crate::engine) fn leaves(&mut self, now: Time, bytes: usize) -> Time {
+        let id = self.core.id;
+        self.emulation.as_mut().map_or(now, |emulation| emulation.send(now, bytes, id))
+    }
+
+    /// Notes that the QP has nothing more to send, so that its next bytes are ready when posted.
+    pub(in crate::engine) fn end_backlog(&mut self) {
+        if let Some(emulation) = &mut self.emulation {
+            emulation.resumes = None;
+        }
     }
 
     /// Returns the rule that stalls the link of either end of an RC QP, so that no acknowledgement
@@ -273,4 +281,4 @@ const MAX_REPORTS: u32 = 16;
 /// little late leaves no gap.
 const AHEAD: Duration = Duration::from_micros(100);
 /// Maximum time by which a turn may be late without lowering the rate.
-const CATCH_UP: Duration = Duration::from_millis(10);
+const CATCH_UP: Duration = Duration::from_millis(100);

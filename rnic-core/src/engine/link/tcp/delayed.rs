@@ -21,16 +21,17 @@ impl Qp {
         }
         let most = emulation.allowance(now);
         let (produced, more) = self.fill(engine, slab, most);
-        if produced == 0 {
-            return more;
+        if produced > 0 {
+            let at = self.leaves(now, produced);
+            if let Some(tcp) = self.link.tcp_mut() {
+                tcp.line.push(at, produced, slab[..produced].into());
+                tcp.framed += produced as u64;
+                tcp.entered = tcp.framed;
+                tcp.take_due(now);
+            }
         }
-        let id = self.core.id;
-        let at = self.emulation.as_mut().map_or(now, |of| of.send(now, produced, id));
-        if let Some(tcp) = self.link.tcp_mut() {
-            tcp.line.push(at, produced, slab[..produced].into());
-            tcp.framed += produced as u64;
-            tcp.entered = tcp.framed;
-            tcp.take_due(now);
+        if !more {
+            self.end_backlog();
         }
         more
     }

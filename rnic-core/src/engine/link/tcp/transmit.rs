@@ -85,10 +85,7 @@ impl Qp {
         self.retire(engine);
         self.after_transmit(engine);
         self.update_clock_after_send(engine, self.link.accepted() != accepted);
-        if let Some(emulation) = &mut self.emulation {
-            emulation.end_sending(engine.now);
-            self.settle_emulation(engine);
-        }
+        self.settle_emulation(engine);
         match (blocked, more) {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,
