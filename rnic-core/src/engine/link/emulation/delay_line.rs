@@ -109,8 +109,9 @@ mod tests {
         assert_eq!((line.next(), line.bytes()), (Some(Time(10)), 18));
         assert_eq!(line.take_due(Time(9), |_| true), None);
         assert_eq!(line.take_due(Time(10), |unit| *unit == 'c'), None);
-        assert_eq!(line.take_due(Time(10), |unit| *unit == 'b'), Some('b'));
         assert_eq!(line.take_due(Time(10), |_| true), Some('a'));
+        assert_eq!((line.next(), line.next_after(Time(10))), (Some(Time(10)), Some(Time(12))));
+        assert_eq!(line.take_due(Time(10), |unit| *unit == 'b'), Some('b'));
         assert_eq!((line.next(), line.bytes()), (Some(Time(12)), 7));
         assert_eq!((line.take_first(), line.room()), (Some('c'), 0));
     }
