@@ -104,12 +104,12 @@ mod tests {
         assert_eq!(most.check(), Ok(()));
         let longer = LinkShape::MAX_DELAY + Duration::from_nanos(1);
         for (shape, error) in [
-            (LinkShape { delay: longer, ..most.clone() }, LinkShapeError::Delay),
-            (LinkShape { jitter: longer, ..most.clone() }, LinkShapeError::Delay),
-            (LinkShape { rate: Some(999), ..most.clone() }, LinkShapeError::Rate),
-            (LinkShape { loss: 1_000_001, ..most.clone() }, LinkShapeError::Share),
-            (LinkShape { duplicate: 1_000_001, ..most.clone() }, LinkShapeError::Share),
-            (LinkShape { reorder: 1_000_001, ..most.clone() }, LinkShapeError::Share),
+            (LinkShape { delay: longer, ..most }, LinkShapeError::Delay),
+            (LinkShape { jitter: longer, ..most }, LinkShapeError::Delay),
+            (LinkShape { rate: Some(999), ..most }, LinkShapeError::Rate),
+            (LinkShape { loss: 1_000_001, ..most }, LinkShapeError::Share),
+            (LinkShape { duplicate: 1_000_001, ..most }, LinkShapeError::Share),
+            (LinkShape { reorder: 1_000_001, ..most }, LinkShapeError::Share),
             (LinkShape { truncate: 1_000_001, ..most }, LinkShapeError::Share),
         ] {
             assert_eq!(shape.check(), Err(error));
@@ -121,7 +121,7 @@ mod tests {
         let lossy = LinkShape { loss: 1, ..LinkShape::default() };
         assert!(lossy.only_loses_packets());
         assert!(!LinkShape::default().only_loses_packets());
-        assert!(!LinkShape { stall: true, ..lossy.clone() }.only_loses_packets());
+        assert!(!LinkShape { stall: true, ..lossy }.only_loses_packets());
         assert!(!LinkShape { delay: Duration::from_nanos(1), ..lossy }.only_loses_packets());
     }
 }

@@ -27,7 +27,7 @@ fn iwarp(wiring: Wiring, shape: &LinkShape) -> World {
     let mut w = World::pair_with(wiring, qp, 128);
     assert_eq!((w.events(A), w.events(B)), (established(), established()));
     for end in [A, B] {
-        w.set_link(end, shape.clone());
+        w.set_link(end, *shape);
     }
     w
 }
@@ -41,7 +41,7 @@ fn roce(wiring: Wiring, shape: &LinkShape, unreliable: bool) -> World {
     let mut w = unlinked_of(wiring, QpShape { unreliable, ..QpShape::default() }, 128);
     // The link stays with the QP when it gets its stream.
     for end in [A, B] {
-        w.set_link(end, shape.clone());
+        w.set_link(end, *shape);
     }
     w.link([A, B], wiring, LIMITS);
     w
@@ -595,11 +595,11 @@ fn lost_datagrams_repeat_with_the_seed() {
         let all: Vec<u8> = (0..200).collect();
         assert_eq!(datagrams(apart, delayed(US)), all);
         let lossy = LinkShape { loss: 250_000, seed: 1, ..LinkShape::default() };
-        let arrived = datagrams(apart, lossy.clone());
+        let arrived = datagrams(apart, lossy);
         assert!((120..180).contains(&arrived.len()), "{}", arrived.len());
         assert!(arrived.is_sorted());
         // Neither a delay nor a second run changes the choice.
-        assert_eq!(datagrams(apart, LinkShape { delay: MS, ..lossy.clone() }), arrived);
+        assert_eq!(datagrams(apart, LinkShape { delay: MS, ..lossy }), arrived);
         assert_ne!(datagrams(apart, LinkShape { seed: 2, ..lossy }), arrived);
         let cut = LinkShape { truncate: LinkShape::WHOLE, ..LinkShape::default() };
         assert!(datagrams(apart, cut).is_empty());
@@ -615,7 +615,7 @@ fn duplicated_and_reordered_datagrams() {
         // Of two reordered datagrams, the second overtakes the first.
         let swapped: Vec<u8> = (0..100).flat_map(|n| [2 * n + 1, 2 * n]).collect();
         let reorder = LinkShape { reorder: LinkShape::WHOLE, ..LinkShape::default() };
-        assert_eq!(datagrams(apart, reorder.clone()), swapped);
+        assert_eq!(datagrams(apart, reorder), swapped);
         assert_eq!(datagrams(apart, LinkShape { delay: MS, ..reorder }), swapped);
     }
 }
