@@ -132,6 +132,7 @@ mod tests {
                 interface: String::new(),
                 uverbs,
                 gids: Vec::new(),
+                port_down: false,
             };
             Adapter::new(row, &attributes())
         };
