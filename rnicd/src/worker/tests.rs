@@ -428,15 +428,20 @@ fn revocation_waits_for_held_data() {
         inversions: None,
     };
     rig.workers.one(0, EngineCommand::SetOrder(b.id, Some(Box::new(order))));
-    client.memory.write(0, b"data....").expect("in range");
-    client.post(&mut a, &write_to(&client, 1, 4096), &[client.sge(0, 8)]);
-    a.completes(1);
-    rig.wait_parked();
-    let ticket = rig.revoke(client.stag);
-    rig.done(ticket);
-    let mut bytes = [0; 8];
-    client.memory.read(4096, &mut bytes).expect("in range");
-    assert_eq!(&bytes, b"data....");
+    // Not every round finds the worker asleep.
+    for round in 1..=100u64 {
+        client.memory.write(0, &round.to_ne_bytes()).expect("in range");
+        client.post(&mut a, &write_to(&client, round, 4096), &[client.sge(0, 8)]);
+        a.completes(round);
+        rig.wait_parked();
+        let ticket = rig.revoke(client.stag);
+        rig.done(ticket);
+        let mut bytes = [0; 8];
+        client.memory.read(4096, &mut bytes).expect("in range");
+        assert_eq!(u64::from_ne_bytes(bytes), round);
+        let ticket = rig.install(client.region());
+        rig.done(ticket);
+    }
     rig.workers.stop();
 }
 
