@@ -8,7 +8,7 @@ use super::datagram::{DatagramPort, DatagramRules};
 use super::faults::QpFault;
 use super::interface::{EngineOptions, Freed, Notification};
 use super::link::Link;
-use super::link::emulation::EmulatedLink;
+use super::link::emulation::shared::EmulatedLink;
 use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};

@@ -61,7 +61,7 @@ pub use faults::{QpFault, rule_of_fault};
 pub use interface::{
     Broadcast, EngineOptions, Freed, MulpduPolicy, Notification, Output, Receive, Transmit, Work,
 };
-pub use link::emulation::EmulatedLink;
+pub use link::emulation::shared::EmulatedLink;
 pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
 pub use qp::QpConfig;
@@ -73,7 +73,7 @@ use crate::device::Copier;
 use crate::device::copier::CopyResult;
 use crate::device::memory::Unreachable;
 use charge::Charges;
-use datagram::delayed::DelayedDatagram;
+use datagram::in_flight::DelayedDatagram;
 use deadlines::Due;
 use link::tcp::TX_SLAB;
 use link::tcp::failure::socket_error_text;

@@ -14,7 +14,7 @@ use super::faults::Faults;
 use super::interface::Notification;
 use super::life::LifeCycle;
 use super::link::Link;
-use super::link::emulation::Emulation;
+use super::link::emulation::state::Emulation;
 use super::phase::StreamPhase;
 use super::qp_core::{QpCore, SchedulingState};
 use super::rc::{ALL_RIGHTS, RcState};

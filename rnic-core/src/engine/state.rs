@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::change_requests::ChangeRequests;
 use super::charge::{Charges, Excess};
 use super::copies::PendingCopies;
-use super::datagram::delayed::DelayedDatagram;
+use super::datagram::in_flight::DelayedDatagram;
 use super::deadlines::Deadlines;
 use super::doorbells::Doorbells;
 use super::interface::{Broadcast, EngineOptions, Freed, Notification, Output};

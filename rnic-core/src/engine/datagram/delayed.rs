@@ -1,76 +1,20 @@
 //! Datagrams over an emulated link: each one is lost, changed or delayed after its request is done.
 
 use super::DatagramPort;
+use super::in_flight::DelayedDatagram;
 use crate::engine::interface::Output;
-use crate::engine::link::emulation::{DelayLine, Fate};
 use crate::engine::qp::Qp;
 use crate::engine::schedule::CALL_COST;
 use crate::engine::state::EngineState;
 use rnic_abi::roce::{Datagram, grh, packet};
 use rnic_abi::types::Time;
 
-/// Datagrams in flight from a UD QP.
-#[derive(Default)]
-pub(in crate::engine) struct DelayedDatagrams {
-    line: DelayLine<DelayedDatagram>,
-    /// The datagram that the next one overtakes, and the time at which it is sent if there is none.
-    overtaken: Option<(Time, DelayedDatagram)>,
-}
-
-/// A datagram in flight.
-#[derive(Clone)]
-pub(in crate::engine) struct DelayedDatagram {
-    pub datagram: Datagram,
-    /// The GRH, then the data.
-    pub bytes: Box<[u8]>,
-}
-
-impl DelayedDatagrams {
-    /// Returns the memory of the datagrams in bytes.
-    pub(in crate::engine) fn room(&self) -> usize {
-        self.line.room() + self.overtaken.as_ref().map_or(0, |(_, held)| held.bytes.len())
-    }
-
-    /// Returns the time after `now` at which the next datagram is due.
-    pub(in crate::engine) fn next_after(&self, now: Time) -> Option<Time> {
-        let held = self.overtaken.as_ref().map(|(at, _)| *at).filter(|at| *at > now);
-        self.line.next_after(now).into_iter().chain(held).min()
-    }
-
-    fn push(&mut self, at: Time, delayed: DelayedDatagram, fate: Fate) {
-        let held = self.overtaken.take();
-        match fate {
-            Fate::Lost | Fate::Truncated => {
-                self.overtaken = held;
-                return;
-            }
-            Fate::Reordered if held.is_none() => {
-                self.overtaken = Some((at.after(HOLD), delayed));
-                return;
-            }
-            Fate::Duplicated => self.line.push(at, delayed.bytes.len(), delayed.clone()),
-            Fate::Reordered | Fate::Arrives => {}
-        }
-        self.line.push(at, delayed.bytes.len(), delayed);
-        if let Some((_, held)) = held {
-            self.line.push(at, held.bytes.len(), held);
-        }
-    }
-
-    fn take_due(&mut self, now: Time) -> Option<DelayedDatagram> {
-        if let Some((_, held)) = self.overtaken.take_if(|(at, _)| *at <= now) {
-            self.line.push(now, held.bytes.len(), held);
-        }
-        self.line.take_due(now, |_| true)
-    }
-}
-
 impl Qp {
     /// Returns true if the emulated link accepts another datagram now.
     pub(super) fn link_takes_datagram(&mut self, engine: &EngineState) -> bool {
         let session = self.core.session;
         let Some(emulation) = &mut self.emulation else { return true };
-        let has_room = emulation.has_room(&emulation.datagrams.line, session, engine);
+        let has_room = emulation.has_room(&emulation.datagrams.line, session, &engine.held);
         has_room && emulation.is_open(engine.now)
     }
 
@@ -81,12 +25,15 @@ impl Qp {
         datagram: &Datagram,
         bytes: &[u8],
     ) -> bool {
-        let id = self.core.id;
-        let Some(emulation) = &mut self.emulation else { return false };
-        let at = emulation.send(engine.now, bytes.len() - grh::LEN, id);
-        let fate = emulation.fate(&self.core, engine);
+        if self.emulation.is_none() {
+            return false;
+        }
+        let at = self.leaves(engine.now, bytes.len() - grh::LEN);
+        let fate = self.packet_fate(engine);
         let delayed = DelayedDatagram { datagram: *datagram, bytes: bytes.into() };
-        emulation.datagrams.push(at, delayed, fate);
+        if let Some(emulation) = &mut self.emulation {
+            emulation.datagrams.push(at, delayed, fate);
+        }
         true
     }
 
@@ -130,6 +77,3 @@ pub(super) fn packet_of(port: &DatagramPort, datagram: &Datagram, bytes: &[u8]) 
         packet: packet::emit(datagram, &bytes[grh::LEN..], port.udp, port.udp),
     }
 }
-
-/// Time for which a datagram waits for the next one to overtake it.
-const HOLD: std::time::Duration = std::time::Duration::from_millis(10);

@@ -7,7 +7,8 @@
 //! all UD QPs. Any other is sent as a RoCE v2 packet ([`roce`](rnic_abi::roce)).
 
 mod arrivals;
-pub(super) mod delayed;
+mod delayed;
+pub(super) mod in_flight;
 mod receive;
 mod send;
 mod states;

@@ -7,9 +7,10 @@
 //!
 //! On RC, each delivered segment is acknowledged over the receiver's own link.
 
+use super::arrival::{Arrival, DelayedSegment};
 use crate::ddp::MAX_HEADER_LEN;
 use crate::engine::arrival::PayloadSource;
-use crate::engine::incoming::{Incoming, Origin};
+use crate::engine::incoming::Origin;
 use crate::engine::link::Link;
 use crate::engine::link::direct::{RETIRE_EVERY, SEGMENT, VERSION, incoming_of};
 use crate::engine::numbers::cost;
@@ -19,56 +20,6 @@ use crate::engine::requester::message::Segment;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::{EngineState, PeerSignal};
 use rnic_abi::types::Time;
-
-/// What arrives from the other QP.
-pub(super) enum Arrival {
-    Segment(Box<DelayedSegment>),
-    /// It has carried out all requests before this one.
-    Acknowledged(u64),
-    Signal(PeerSignal),
-}
-
-/// A segment in flight.
-pub(super) struct DelayedSegment {
-    incoming: Incoming,
-    ulpdu: Vec<u8>,
-    /// Offset of the payload that is placed in memory. It is empty if the message is only a header.
-    payload_at: usize,
-    /// On RC, the sender has sent all requests before this one in full.
-    sent_before: Option<u64>,
-}
-
-/// Acknowledgement that a receiver owes.
-#[derive(Default)]
-pub(super) struct Acknowledgement {
-    /// All requests before this one are carried out.
-    due: Option<u64>,
-    /// So are those before this one once the segment that blocks the QP is in place.
-    blocked: Option<u64>,
-}
-
-impl Acknowledgement {
-    pub(super) fn is_pending(&self) -> bool {
-        self.due.or(self.blocked).is_some()
-    }
-
-    /// Notes that no segment blocks the QP.
-    fn unblock(&mut self) {
-        self.due = self.blocked.take().or(self.due);
-    }
-}
-
-impl Arrival {
-    /// Returns true if it may pass a Send that waits for a receive. `rc` is true on RC, where
-    /// responses pass.
-    fn passes(&self, rc: bool) -> bool {
-        match self {
-            Arrival::Segment(segment) => rc && segment.incoming.is_response(),
-            Arrival::Acknowledged(_) => true,
-            Arrival::Signal(signal) => !matches!(signal, PeerSignal::Fin),
-        }
-    }
-}
 
 impl Qp {
     /// Sends over the emulated link until the turn or the work ends. `peer` is the other QP, or
@@ -139,7 +90,7 @@ impl Qp {
         let to = peer.unwrap_or(self);
         let session = to.core.session;
         let emulation = to.emulation.get_or_insert_default();
-        let may_send = emulation.has_room(&emulation.arrivals, session, engine);
+        let may_send = emulation.has_room(&emulation.arrivals, session, &engine.held);
         emulation.sender_waits = !may_send;
         may_send
     }

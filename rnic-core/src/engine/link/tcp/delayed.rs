@@ -3,7 +3,7 @@
 //! Requests count bytes in the line as accepted. The FIN and the end of the stream wait for them.
 
 use super::TcpLink;
-use crate::engine::link::emulation::DelayLine;
+use crate::engine::link::emulation::delay_line::DelayLine;
 use crate::engine::qp::Qp;
 use crate::engine::state::EngineState;
 use rnic_abi::types::Time;
@@ -16,7 +16,9 @@ impl Qp {
         let Some(tcp) = self.link.tcp_mut() else { return false };
         tcp.take_due(now);
         let Some(emulation) = &mut self.emulation else { return false };
-        if !emulation.has_room(&tcp.line, self.core.session, engine) || !emulation.is_open(now) {
+        if !emulation.has_room(&tcp.line, self.core.session, &engine.held)
+            || !emulation.is_open(now)
+        {
             return false;
         }
         let most = emulation.allowance(now);
@@ -33,7 +35,8 @@ impl Qp {
         if !more {
             self.end_backlog();
         }
-        more
+        // Bytes of a late turn may be due at once, behind those that the tail already holds.
+        more || self.link.tcp().is_some_and(|tcp| tcp.line.next().is_some_and(|at| at <= now))
     }
 }
 

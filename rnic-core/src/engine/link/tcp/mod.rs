@@ -18,7 +18,7 @@ use slabs::Unread;
 
 use crate::engine::charge::{Owner, StreamCharge};
 use crate::engine::interface::MulpduPolicy;
-use crate::engine::link::emulation::DelayLine;
+use crate::engine::link::emulation::delay_line::DelayLine;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
