@@ -268,11 +268,7 @@ impl Action {
                 let code = words.parse("code", terminate_code)?;
                 Action::Terminate { code: code.ok_or_else(|| missing("code"))? }
             }
-            "rnr" => {
-                let times = words.number("times", 1, MAX_RNR_NAKS)?.unwrap_or(1);
-                // Within the range.
-                Action::Rnr { times: times as u32 }
-            }
+            "rnr" => Action::Rnr { times: words.number("times", 1, MAX_RNR_NAKS)?.unwrap_or(1) },
             "hold-completion" => {
                 Action::HoldCompletion { by: words.time("by")?.ok_or_else(|| missing("by"))? }
             }
@@ -286,12 +282,11 @@ impl Action {
                 Action::Fail { errno: errno.ok_or_else(|| missing("errno"))? }
             }
             "reject" => {
-                let reason = words.number("reason", 1, u16::MAX.into())?.unwrap_or(CONSUMER_REJECT);
-                // Within the range.
-                Action::Reject { reason: reason as u16 }
+                let reason = words.number("reason", 1, u16::MAX)?.unwrap_or(CONSUMER_REJECT);
+                Action::Reject { reason }
             }
             "unreachable" => Action::Unreachable {
-                errno: words.parse("errno", errno)?.unwrap_or(libc::ETIMEDOUT as u16),
+                errno: words.parse("errno", errno)?.unwrap_or(TIMED_OUT),
                 by: words.time("by")?.unwrap_or_default(),
             },
             "port-down" => Action::PortDown { time: words.time("for")? },
@@ -433,7 +428,9 @@ fn terminate_code(text: &str) -> Result<TerminateCode, String> {
     }
 }
 
+/// `ETIMEDOUT`.
+const TIMED_OUT: u16 = 110;
 /// Rejected by the program: IBTA specification, volume 1, section 12.6.7.2, code 28.
-const CONSUMER_REJECT: u64 = 28;
+const CONSUMER_REJECT: u16 = 28;
 /// Maximum number of RNR NAKs of one rule.
-const MAX_RNR_NAKS: u64 = 1_000_000;
+const MAX_RNR_NAKS: u32 = 1_000_000;

@@ -22,8 +22,8 @@ impl FaultName {
         }
         let mut bytes = [0; Self::MAX];
         bytes[..text.len()].copy_from_slice(text.as_bytes());
-        // At most 24.
-        Ok(FaultName { bytes, len: text.len() as u8 })
+        let len = u8::try_from(text.len()).unwrap_or_default();
+        Ok(FaultName { bytes, len })
     }
 
     /// Returns the name.

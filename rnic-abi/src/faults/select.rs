@@ -48,15 +48,12 @@ pub(super) const KEYS: &[&str] =
 impl Selector {
     pub(super) fn take(words: &mut Words) -> Result<Self, FaultError> {
         // Each device has one port.
-        words.number("port", 1, 1)?;
-        let max = u32::MAX.into();
-        // Within the range.
-        let number = |found: Option<u64>| found.map(|number| number as u32);
+        words.number("port", 1_u8, 1)?;
         Ok(Selector {
             device: words.take("device"),
-            pd: number(words.number("pd", 0, max)?),
-            qp: number(words.number("qp", 0, max)?),
-            cq: number(words.number("cq", 0, max)?),
+            pd: words.number("pd", 0, u32::MAX)?,
+            qp: words.number("qp", 0, u32::MAX)?,
+            cq: words.number("cq", 0, u32::MAX)?,
             peer: words.parse("peer", |value| {
                 value.parse().map_err(|_| "needs an IPv4 or IPv6 address".to_owned())
             })?,
@@ -67,7 +64,7 @@ impl Selector {
                     Err(_) => Err("needs a user ID or any".to_owned()),
                 },
             })?,
-            pid: words.number("pid", 1, i32::MAX as u64)?.map(|pid| pid as i32),
+            pid: words.number("pid", 1, i32::MAX)?,
             command: words.take("command"),
             verb: words.parse("verb", Verb::parse)?,
             opcode: words.parse("opcode", Opcode::parse)?,

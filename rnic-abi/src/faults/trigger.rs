@@ -27,7 +27,7 @@ pub struct Trigger {
 /// Keys of triggers, in the order of the documentation.
 pub(super) const KEYS: &[&str] = &["nth", "every", "after", "probability", "seed", "limit"];
 
-const BILLION: f64 = 1e9;
+const BILLION: u32 = 1_000_000_000;
 
 impl Trigger {
     pub(super) fn take(words: &mut Words) -> Result<Self, FaultError> {
@@ -61,7 +61,7 @@ impl Trigger {
         };
         numbered
             && self.probability.is_none_or(|parts| {
-                let chosen = u128::from(mix(self.seed ^ mix(n))) * BILLION as u128 >> 64;
+                let chosen = (u128::from(mix(self.seed ^ mix(n))) * u128::from(BILLION)) >> 64;
                 chosen < parts.into()
             })
     }
@@ -75,10 +75,19 @@ pub(super) fn probability(text: &str) -> Result<u32, String> {
     };
     let share = number.parse().map(|number: f64| number / unit);
     match share {
-        // At most a billion.
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok((share * BILLION) as u32),
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(billionths(share)),
         _ => Err("needs a number from 0 to 1, or a percentage".to_owned()),
     }
+}
+
+/// Returns a share from 0 to 1 as parts per billion.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the result is from 0 to a billion"
+)]
+fn billionths(share: f64) -> u32 {
+    (share * f64::from(BILLION)) as u32
 }
 
 /// Returns a pseudorandom number (the finaliser of SplitMix64).

@@ -1,5 +1,7 @@
 //! The words of a rule, and their values.
 
+use std::fmt::Display;
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::error::FaultError;
@@ -74,12 +76,12 @@ impl Words {
     }
 
     /// Removes a key and returns its value, a whole number within the range.
-    pub(super) fn number(
+    pub(super) fn number<T: Copy + Display + FromStr + PartialOrd>(
         &mut self,
         key: &str,
-        from: u64,
-        to: u64,
-    ) -> Result<Option<u64>, FaultError> {
+        from: T,
+        to: T,
+    ) -> Result<Option<T>, FaultError> {
         self.parse(key, |value| {
             let range = || format!("needs a whole number from {from} to {to}");
             let number = value.parse().map_err(|_| range())?;

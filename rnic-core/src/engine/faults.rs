@@ -11,7 +11,6 @@ use std::time::Duration;
 use super::deadlines::Due;
 use super::incoming::Incoming;
 use super::interface::Notification;
-use super::link::Link;
 use super::qp::Qp;
 use super::qp_core::QpCore;
 use super::reason::{Effect, Reason};
@@ -279,9 +278,7 @@ impl Qp {
         self.watch(engine);
         if by.is_none() {
             engine.wake(&mut self.core);
-            if let Link::Direct(peer) = self.link {
-                engine.awakened.push(peer);
-            }
+            self.link.wake_peer(engine);
         }
     }
 

@@ -115,7 +115,7 @@ impl Link {
     }
 
     /// Gives the peer of a direct connection a turn.
-    pub(super) fn wake_peer(&self, engine: &mut EngineState) {
+    pub(in crate::engine) fn wake_peer(&self, engine: &mut EngineState) {
         if let Link::Direct(peer) = self {
             engine.awakened.push(*peer);
         }
