@@ -13,6 +13,8 @@ mod opcode;
 pub mod order;
 mod rule;
 mod select;
+#[cfg(test)]
+mod tests;
 mod trigger;
 mod verb;
 mod words;

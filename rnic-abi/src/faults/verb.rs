@@ -5,7 +5,7 @@
 pub struct Verb(&'static str);
 
 /// Operations with the names of the requests that carry them out.
-const VERBS: &[(&str, &[&str])] = &[
+pub(super) const VERBS: &[(&str, &[&str])] = &[
     ("query_device", &["QueryDevice"]),
     ("query_gid", &["QueryGids"]),
     ("alloc_pd", &["OpenPd"]),

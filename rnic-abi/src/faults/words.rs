@@ -47,8 +47,12 @@ impl Words {
         self.add(key.to_owned(), value.to_owned())
     }
 
-    /// Adds a key.
+    /// Adds a key. A value must have a text, which [`split`] reads as the same value.
     pub(super) fn add(&mut self, key: String, value: String) -> Result<(), FaultError> {
+        if value.contains(|c: char| c == '"' || c.is_control()) {
+            let why = "contains a quotation mark or a control character".to_owned();
+            return Err(FaultError::Value { key, value, why });
+        }
         if self.0.iter().any(|(known, _)| *known == key) {
             return Err(FaultError::Twice(key));
         }
