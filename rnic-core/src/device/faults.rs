@@ -1,5 +1,8 @@
 //! Fault rules in force, shared by the resource manager and the workers.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 use rnic_abi::faults::{Action, Counter, FaultName, FaultRule, Opcode, Point};
 use rnic_abi::types::Time;
 
@@ -16,9 +19,17 @@ pub struct ArmedFault {
     pub set_at: Time,
     /// Occasions and faults so far.
     pub counter: Counter,
+    /// Reports of workers that the resource manager has not handled.
+    reports: AtomicU32,
 }
 
 impl ArmedFault {
+    /// Returns a rule that is set now, at `set_at`.
+    pub fn new(name: FaultName, number: u64, rule: FaultRule, set_at: Time) -> Self {
+        let counter = Counter::default();
+        ArmedFault { name, number, rule, set_at, counter, reports: AtomicU32::new(0) }
+    }
+
     /// Counts an occasion that the selector matches. Returns true if the fault takes place.
     pub fn strikes(&self, now: Time) -> bool {
         self.is_in_force(now) && self.counter.strikes(&self.rule.trigger)
@@ -27,6 +38,19 @@ impl ArmedFault {
     /// Returns true if the time before the rule takes effect has passed.
     pub fn is_in_force(&self, now: Time) -> bool {
         now >= self.set_at.after(self.rule.trigger.after)
+    }
+
+    /// Returns true if a worker may report an occasion to the resource manager. Programs can cause
+    /// occasions faster than it handles them, so only a few may wait. Pairs with
+    /// [`end_report`](Self::end_report).
+    pub fn begin_report(&self) -> bool {
+        let within_limit = |waiting| (waiting < MAX_REPORTS).then_some(waiting + 1);
+        self.reports.fetch_update(Relaxed, Relaxed, within_limit).is_ok()
+    }
+
+    /// Notes that a report has been handled.
+    pub fn end_report(&self) {
+        self.reports.fetch_sub(1, Relaxed);
     }
 
     /// Returns the action if the fault takes place at this occasion.
@@ -39,12 +63,15 @@ impl ArmedFault {
     }
 }
 
+/// Maximum number of reports of a rule that wait for the resource manager.
+const MAX_REPORTS: u32 = 64;
+
 #[cfg(test)]
 impl ArmedFault {
     /// Returns a rule with this text that has just been set.
     pub(crate) fn of_test(text: &str) -> Self {
         let rule = FaultRule::parse_all(text).unwrap().remove(0);
         let name = FaultName::parse("test").unwrap();
-        ArmedFault { name, number: 1, rule, set_at: Time(0), counter: Counter::default() }
+        ArmedFault::new(name, 1, rule, Time(0))
     }
 }

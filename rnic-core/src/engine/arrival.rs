@@ -127,9 +127,6 @@ impl Qp {
         source: PayloadSource<'_>,
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
-        if let Some(reason) = self.message_fault(&segment, engine) {
-            return Err(reason.into());
-        }
         // A request of the peer is checked now and answered in its turn.
         let request = match segment {
             //= RDMAP-5.2.1-3
@@ -139,6 +136,7 @@ impl Qp {
             _ => None,
         };
         if let Some(request) = request {
+            self.message_fault(&segment, engine.now)?;
             if self.core.order.is_some() {
                 self.request_arrived(engine, &request)?;
             }
@@ -150,17 +148,6 @@ impl Qp {
         let is_send = matches!(segment, Incoming::Send { .. });
         if is_send && !self.can_receive(engine) {
             return Ok(SegmentFate::Consumed);
-        }
-
-        if let Some(time) = self.rnr_fault(&segment, engine) {
-            let len = source.len();
-            self.responder.hold_by_rule(&self.core, engine, segment, origin, len, time);
-            let msn = self.responder.waiting_msn();
-            self.send_rnr_notice(engine, msn);
-            return Ok(match source {
-                PayloadSource::Bytes(_) => SegmentFate::Consumed,
-                PayloadSource::Sender { .. } => SegmentFate::LeftWithSender,
-            });
         }
 
         // Gather the payload. A segment that cannot be gathered never arrives.
@@ -181,6 +168,17 @@ impl Qp {
             }
         };
         let len = payload.len();
+
+        if let Some(time) = self.rnr_fault(&segment, engine) {
+            drop(memory);
+            self.responder.hold_by_rule(&self.core, engine, segment, origin, len, time);
+            let msn = self.responder.waiting_msn();
+            self.send_rnr_notice(engine, msn);
+            return Ok(match source {
+                PayloadSource::Bytes(_) => SegmentFate::Consumed,
+                PayloadSource::Sender { .. } => SegmentFate::LeftWithSender,
+            });
+        }
 
         // Find the buffer: for a Send the receive in use, or the next one.
         //= RDMAP-5.3-11
@@ -207,6 +205,9 @@ impl Qp {
                 }
             };
         }
+
+        // The sender hands a segment over again until it comes this far.
+        self.message_fault(&segment, engine.now)?;
 
         // Place the payload, directly or by a copier.
         let stags = &engine.stags;

@@ -20,7 +20,7 @@ use crate::device::cq::CqFault;
 use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
 use rnic_abi::abi::queue::Cqe;
 use rnic_abi::faults::{Action, FaultName, Opcode, Point};
-use rnic_abi::types::{CompletionOpcode, Stag, Time};
+use rnic_abi::types::{CompletionOpcode, Time};
 
 /// Rules of a QP, and the completions that they hold back.
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub(super) struct Faults {
     rules: Vec<Arc<ArmedFault>>,
     /// Completions to be published later, in order. Each holds a reserved slot of its CQ.
     held: VecDeque<HeldCompletion>,
-    /// The next Send has been held back, and takes its receive now.
+    /// The next Send has been held back, and takes its receive when there is one.
     passes_send: bool,
 }
 
@@ -89,8 +89,10 @@ impl QpCore {
         if let Action::Complete { status } = action {
             return Some(Reason::Injected { fault, effect: Effect::Completes(status) });
         }
-        let number = rule.number;
-        engine.report(Notification::FaultStruck { fault: number, qp: self.id });
+        if rule.begin_report() {
+            let fault = rule.number;
+            engine.report(Notification::FaultStruck { fault, qp: self.id });
+        }
         None
     }
 
@@ -206,52 +208,57 @@ impl QpCore {
 impl Qp {
     /// Replaces the rules of the QP.
     pub(super) fn set_faults(&mut self, rules: Vec<Arc<ArmedFault>>, engine: &mut EngineState) {
-        if rules.is_empty() {
+        let holds =
+            |rule: &Arc<ArmedFault>| matches!(rule.rule.action, Action::HoldCompletion { .. });
+        if !rules.iter().any(holds) {
             self.core.publish_held(true, engine);
+        }
+        if rules.is_empty() {
             self.core.faults = None;
         } else {
             self.core.faults.get_or_insert_default().rules = rules;
         }
     }
 
-    /// Returns the reason why a rule refuses a message of the peer, if one does. Messages are
-    /// counted at their last segment, so the bytes before it have been placed.
+    /// Fails if a rule refuses a message of the peer. Must be called once for each segment, when it
+    /// is about to be placed. Messages are counted at their last segment, so the bytes before it
+    /// have been placed.
     #[inline]
-    pub(super) fn message_fault(
-        &self,
-        segment: &Incoming,
-        engine: &mut EngineState,
-    ) -> Option<Reason> {
-        let faults = self.core.faults.as_ref()?;
+    pub(super) fn message_fault(&mut self, segment: &Incoming, now: Time) -> Result<(), Reason> {
+        let Some(faults) = &mut self.core.faults else { return Ok(()) };
+        if let Incoming::Send { mo: 0, .. } = segment {
+            faults.passes_send = false;
+        }
         let (opcode, read) = match segment {
-            // The first FPDU of a peer-to-peer stream, which no program has posted.
-            Incoming::Write { stag: Stag(0), .. } => return None,
+            // An acknowledgement request is no message of the peer's program.
+            Incoming::ReadRequest(read)
+                if read.request.size == 0 && self.core.transport.acknowledges() =>
+            {
+                return Ok(());
+            }
             Incoming::Write { last: true, .. } => (Opcode::Write, false),
             Incoming::Send { last: true, .. } => (Opcode::Send, false),
             Incoming::ReadRequest(_) => (Opcode::Read, true),
             Incoming::AtomicRequest(_) => (Opcode::Atomic, false),
-            _ => return None,
+            _ => return Ok(()),
         };
-        let (rule, action) = faults.strikes(Point::Message, Some(opcode), engine.now)?;
+        let struck = faults.strikes(Point::Message, Some(opcode), now);
+        let Some((rule, action)) = struck else { return Ok(()) };
         let effect = match action {
             Action::Refuse { error } => Effect::Refuses { error, read },
             Action::Terminate { code } => Effect::Terminates(code),
-            _ => return None,
+            _ => return Ok(()),
         };
-        Some(Reason::Injected { fault: rule.name, effect })
+        Err(Reason::Injected { fault: rule.name, effect })
     }
 
     /// Returns the time for which a rule holds back a Send although there may be a receive.
     #[inline]
-    pub(super) fn rnr_fault(
-        &mut self,
-        segment: &Incoming,
-        engine: &EngineState,
-    ) -> Option<Duration> {
-        let faults = self.core.faults.as_mut()?;
+    pub(super) fn rnr_fault(&self, segment: &Incoming, engine: &EngineState) -> Option<Duration> {
+        let faults = self.core.faults.as_ref()?;
         let Incoming::Send { mo: 0, .. } = segment else { return None };
         let timer = self.rc.as_ref().filter(|_| self.core.transport.acknowledges())?.rnr_timer();
-        if std::mem::take(&mut faults.passes_send) {
+        if faults.passes_send {
             return None;
         }
         let (rule, action) = faults.strikes(Point::Receive, Some(Opcode::Send), engine.now)?;
@@ -276,9 +283,20 @@ impl Qp {
         self.core.stopped = by;
         self.stop_clock(engine);
         self.watch(engine);
+        // The peer is not to blame for bytes that were not read.
+        self.restart_stall(engine.now);
         if by.is_none() {
             engine.wake(&mut self.core);
-            self.link.wake_peer(engine);
+        }
+        // In its next turn the peer finds that this QP has stopped, or goes on.
+        self.link.wake_peer(engine);
+    }
+
+    /// Forgets rules of an earlier stream and of its peer.
+    pub(super) fn end_stream_faults(&mut self) {
+        self.core.peer_stopped = None;
+        if let Some(faults) = &mut self.core.faults {
+            faults.passes_send = false;
         }
     }
 

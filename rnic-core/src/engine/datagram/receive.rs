@@ -41,6 +41,10 @@ impl Qp {
         if !self.life.phase().receives() || !matches!(self.link, Link::Datagrams) {
             return;
         }
+        if self.is_stopped() {
+            self.core.shared.dropped.add(1);
+            return;
+        }
         self.fpdu_received(IncomingFpdu::Segment);
         let Some(datagrams) = &self.datagrams else { return };
         let dropped = if datagram.q_key != datagrams.q_key {

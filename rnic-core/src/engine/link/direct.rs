@@ -103,7 +103,7 @@ impl Qp {
     /// They are then sent one by one, so that the segments before a fault arrive and the Terminate
     /// encloses the right one.
     fn hand_over_run(&mut self, peer: &mut Qp, engine: &mut EngineState, run: Segment) -> bool {
-        if peer.core.order.is_some() {
+        if peer.core.order.is_some() || peer.core.faults.is_some() {
             return false;
         }
         let Some(message) = self.requester.message() else { return false };

@@ -99,10 +99,15 @@ impl Qp {
             return None;
         };
         if is_stopped && !life.phase().flushes() {
+            // A UC QP completes its requests, except one of which a part has been sent.
+            let reliable = transport.acknowledges();
+            let is_inside = !reliable && requester.message().is_some();
             let has_work =
                 requester.is_under_way() || sends && rc.begins() && requester.has_posted();
             // The time limit of the program, without the allowances for a real network.
-            let time = if has_work { rc.time_limit(transport, Duration::ZERO) } else { None };
+            let least = if reliable { Duration::ZERO } else { STOPPED_UC };
+            let waits = has_work && !is_inside;
+            let time = if waits { rc.time_limit(transport, least) } else { None };
             return time.map(|time| (Wait::Stopped, time));
         }
         match life.phase() {
@@ -248,6 +253,9 @@ impl RcState {
 /// Delay of the acknowledgement request for unsignaled requests. Requests sent within it need no
 /// acknowledgement request of their own, and a failure is reported at most this much later.
 const ACK_REQUEST_DELAY: Duration = Duration::from_millis(1);
+/// Time after which requests of a stopped UC QP complete. If their CQ is full, this is the interval
+/// of further attempts.
+const STOPPED_UC: Duration = Duration::from_millis(1);
 /// Maximum number of UC requests completed at a time without a stream.
 const MAX_DROPPED: u32 = 1024;
 /// RNR retry count that means unlimited retries.

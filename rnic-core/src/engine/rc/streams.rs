@@ -87,6 +87,7 @@ impl Qp {
     /// or the time limit passes. Posted requests wait for another stream until the time limit.
     pub(in crate::engine) fn unlink(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
         self.end_order(engine);
+        self.end_stream_faults();
         let Some(rc) = &mut self.rc else { return };
         why.clone_into(&mut rc.why);
         let acknowledged = self.core.transport.acknowledges();

@@ -46,7 +46,7 @@ pub(super) fn pair(apart: bool) -> World {
     w
 }
 
-fn both() -> [World; 2] {
+pub(super) fn both() -> [World; 2] {
     [false, true].map(pair)
 }
 

@@ -20,6 +20,7 @@ mod emulation;
 mod endings;
 mod explanation;
 mod fairness;
+mod faults;
 mod framing;
 mod killed;
 mod limits;

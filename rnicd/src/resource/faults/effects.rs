@@ -5,10 +5,11 @@ use rnic_abi::faults::{Action, AsyncEvent, Element, FaultName};
 use rnic_abi::types::*;
 use rnic_core::engine::{EngineCommand, QpFault, rule_of_fault};
 
-use super::Lasting;
+use super::{Lasting, Rule};
 use crate::clock;
 use crate::resource::Manager;
 use crate::resource::qp::QpPhase;
+use crate::resource::session::Session;
 
 /// The session, and the QP if known, whose request a rule selected.
 type Subject = Option<(SessionId, Option<QpId>)>;
@@ -44,6 +45,9 @@ impl Manager {
 
     /// Handles a rule that a worker has evaluated.
     pub(in crate::resource) fn fault_struck(&mut self, number: u64, qp: QpId) {
+        if let Some(rule) = self.faults.rules.get(&number) {
+            rule.armed.end_report();
+        }
         let Some(session) = self.handles.qps.owner(qp.0) else { return };
         self.take_effect(number, Some((session, Some(qp))), clock::now());
     }
@@ -103,7 +107,9 @@ impl Manager {
             // The engine, `verb_fault` or a setting of the QP carries out the others.
             _ => {}
         }
-        self.refresh_faults();
+        if matches!(action, Action::Stop { .. } | Action::PortDown { .. }) {
+            self.refresh_faults();
+        }
     }
 
     fn inject(&mut self, qp: QpId, name: FaultName, effect: QpFault) {
@@ -205,20 +211,29 @@ impl Manager {
         })
     }
 
+    /// Returns the sessions that a rule selects, of the subject or of all.
+    fn selected(&self, number: u64, subject: Subject) -> impl Iterator<Item = (&Rule, &Session)> {
+        let one = subject.and_then(|(id, _)| self.sessions.get(&id));
+        let all = subject.is_none().then(|| self.sessions.values()).into_iter().flatten();
+        let rule = self.faults.rules.get(&number).into_iter();
+        rule.flat_map(move |rule| {
+            let sessions = one.into_iter().chain(all.clone());
+            sessions.filter(|session| rule.selects(session)).map(move |session| (rule, session))
+        })
+    }
+
     fn sessions_of(&self, number: u64, subject: Subject) -> Vec<SessionId> {
-        let Some(rule) = self.faults.rules.get(&number) else { return Vec::new() };
-        let selected = self.sessions.values().filter(|session| rule.selects(session));
-        let ids = selected.map(|session| session.id);
-        ids.filter(|id| subject.is_none_or(|(only, _)| only == *id)).collect()
+        self.selected(number, subject).map(|(_, session)| session.id).collect()
     }
 
     fn qps_of(&self, number: u64, subject: Subject) -> Vec<(SessionId, QpId)> {
-        let Some(rule) = self.faults.rules.get(&number) else { return Vec::new() };
         let only = subject.and_then(|(_, qp)| qp);
         let mut found = Vec::new();
-        for session in self.sessions.values() {
-            for (id, qp) in &session.qps {
-                if only.is_none_or(|only| only == *id) && self.selects_qp(rule, session, *id, qp) {
+        for (rule, session) in self.selected(number, subject) {
+            let one = only.and_then(|id| session.qps.get_key_value(&id));
+            let all = only.is_none().then_some(&session.qps).into_iter().flatten();
+            for (id, qp) in one.into_iter().chain(all) {
+                if self.selects_qp(rule, session, *id, qp) {
                     found.push((session.id, *id));
                 }
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rnic_abi::abi::control::{FaultRow, Refusal};
-use rnic_abi::faults::{Counter, FaultName, FaultRule, Point, UserSelector};
+use rnic_abi::faults::{FaultName, FaultRule, Point, UserSelector};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 
@@ -87,7 +87,7 @@ impl Manager {
         let charge = session.account.charge(Kind::Faults, 1)?;
         // Rules get their numbers in this order.
         let number = self.faults.last + 1 + named.len() as u64;
-        let armed = ArmedFault { name, number, rule, set_at: now, counter: Counter::default() };
+        let armed = ArmedFault::new(name, number, rule, now);
         Ok(Rule {
             armed: Arc::new(armed),
             owner,

@@ -81,12 +81,21 @@ impl Manager {
         })
     }
 
+    /// Sends an event later, or at once if many events of the session are delayed.
     fn tell_later(&mut self, at: Time, session: SessionId, event: Event) {
+        let delayed = self.faults.events.values().filter(|(of, _)| *of == session).count();
+        if delayed >= MAX_DELAYED
+            && let Some(session) = self.sessions.get(&session)
+        {
+            return session.tell(&event);
+        }
         self.faults.last += 1;
         self.faults.events.insert((at, self.faults.last), (session, event));
     }
 }
 
+/// Maximum number of delayed events of a session.
+const MAX_DELAYED: usize = 64;
 const ZERO: std::time::Duration = std::time::Duration::ZERO;
 /// Length of the private data of a rejection (IBTA specification, volume 1, section 12.6.7).
 const REJ_DATA: usize = 148;

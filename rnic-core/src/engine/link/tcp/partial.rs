@@ -68,6 +68,11 @@ impl Partial {
         self.latest = now;
     }
 
+    /// Starts the time anew after which a stream counts as stalled.
+    pub(in crate::engine) fn note_progress(&mut self, now: Time) {
+        self.latest = now;
+    }
+
     /// Returns true if there is no buffer.
     #[cfg(test)]
     pub(in crate::engine) fn holds_nothing(&self) -> bool {

@@ -26,6 +26,7 @@ use crate::stream::inbound::{Arrival, SendKind};
 use crate::stream::startup::RtrKinds;
 use crate::stream::{Fault, terminate};
 use rnic_abi::abi::control::DisconnectReason;
+use rnic_abi::types::Time;
 
 impl Qp {
     /// Makes one call to the socket and handles the bytes that it returns.
@@ -188,6 +189,9 @@ impl Qp {
 
     /// Ends the stream if it has paused inside an FPDU for too long.
     pub(in crate::engine) fn check_stall(&mut self, engine: &mut EngineState) {
+        if self.is_stopped() {
+            self.restart_stall(engine.now);
+        }
         let Some(tcp) = self.link.tcp_mut() else { return };
         let EngineState { partials, deadlines, now, .. } = engine;
         let stalled = partials.stalled(&mut tcp.partial, self.core.key, *now, deadlines);
@@ -196,6 +200,13 @@ impl Qp {
             let why =
                 format!("no byte arrived for {seconds:.1} s inside an FPDU (mpa.stall_deadline)");
             self.lost(engine, &why);
+        }
+    }
+
+    /// Starts the time anew after which the stream counts as stalled.
+    pub(in crate::engine) fn restart_stall(&mut self, now: Time) {
+        if let Some(tcp) = self.link.tcp_mut() {
+            tcp.partial.note_progress(now);
         }
     }
 
@@ -314,10 +325,15 @@ impl Qp {
                 return self.lost(engine, &why);
             }
         };
+        // Rules do not count it either.
+        let faults = if is_rtr { self.core.faults.take() } else { None };
         if !is_rtr {
             self.note_communication(engine);
         }
         self.wire_segment_arrived(engine, segment, payload, origin);
+        if is_rtr {
+            self.core.faults = faults;
+        }
         if is_rtr && self.core.transport.has_notices() {
             // The peer's requester does not count the RTR among its Writes, which notices number.
             self.responder.begin_stream();

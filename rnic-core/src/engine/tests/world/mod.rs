@@ -248,6 +248,8 @@ pub(super) struct World {
     pub unlinked: Vec<QpId>,
     /// QPs that have received their first message.
     pub established: Vec<QpId>,
+    /// Fault rules whose effect is the resource manager's, and the QPs that they selected.
+    pub struck: Vec<(u64, QpId)>,
     pub misbehaved: Vec<(SessionId, String)>,
     /// Peers that used wrong STags.
     pub guesses: Vec<std::net::IpAddr>,
@@ -299,6 +301,7 @@ impl World {
             detached: Vec::new(),
             unlinked: Vec::new(),
             established: Vec::new(),
+            struck: Vec::new(),
             misbehaved: Vec::new(),
             guesses: Vec::new(),
             notes: Vec::new(),
@@ -418,6 +421,11 @@ impl World {
     }
 
     // --- Connecting --------------------------------------------------------------------------
+
+    /// Changes the configuration of a QP that is not connected yet.
+    pub fn set_config(&mut self, qp: usize, change: impl FnOnce(&mut QpConfig)) {
+        change(self.qps[qp].config.as_mut().unwrap());
+    }
 
     fn take_config(&mut self, qp: usize, engine: usize) -> Box<QpConfig> {
         self.qps[qp].engine = engine;

@@ -146,12 +146,23 @@ impl World {
         worked
     }
 
-    /// Reads a QP's socket once, unless it is closed or paused.
+    fn is_stopped(&self, engine: usize, qp: QpId) -> bool {
+        let engine = &self.engines[engine];
+        let key = engine.by_id.get(&qp);
+        let qp = key.and_then(|key| engine.qps[*key as usize].as_ref());
+        qp.is_some_and(|qp| qp.is_stopped())
+    }
+
+    /// Reads a QP's socket once, unless it is closed, paused or stopped.
     fn receive(&mut self, engine: usize, qp: QpId) -> Option<Receive> {
         let now = self.now;
         let (link, end) = self.link_of(engine, qp)?;
         if self.paused.contains(&(link, end)) {
             return None;
+        }
+        if self.is_stopped(engine, qp) {
+            // A stopped QP has no turns in which a worker would read.
+            return Some(Receive::WouldBlock);
         }
         let inbound = &mut self.links[link].pipes[1 - end];
         let received = self.engines[engine].receive(qp, now, |buffers| {
@@ -224,7 +235,7 @@ impl World {
     /// Records a notification for the resource manager.
     fn notified(&mut self, notification: Notification) {
         match notification {
-            Notification::FaultStruck { .. } => {}
+            Notification::FaultStruck { fault, qp } => self.struck.push((fault, qp)),
             Notification::CqFailed(cq) => self.failed_cqs.push(cq),
             Notification::SrqFailed(srq) => self.failed_srqs.push(srq),
             Notification::StagGuessed { peer, .. } => self.guesses.push(peer),
