@@ -2,7 +2,8 @@
 //!
 //! This crate holds identifiers and rights ([`types`]), the layouts that both sides use ([`abi`]),
 //! the memory that they share ([`shm`]), the datagrams of RoCE v2 ([`roce`]), the rules of fault
-//! injection ([`faults`]), and sizes and times with units ([`units`]). It sets no policy: `rnic-core` implements the RNIC on it, and `rnic-client` the verbs.
+//! injection ([`faults`]), and sizes and times with units ([`units`]). It sets no policy:
+//! `rnic-core` implements the RNIC on it, and `rnic-client` the verbs.
 
 // Each cast that could lose data states why it does not. Tests may cast freely.
 #![cfg_attr(

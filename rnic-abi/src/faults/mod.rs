@@ -1,8 +1,9 @@
 //! Fault rules: what fails, for whom, and when.
 //!
-//! A rule is one line of words `KEY=VALUE`: `do=ACTION` with the arguments of the action, selectors,
-//! and a trigger. `;` or a line break separates rules. The same keys are used in a TOML file, in the
-//! environment variable `RNIC_FAULTS` and by `rnicctl fault add`. `docs/faults.md` describes them.
+//! A rule is one line of words `KEY=VALUE`: `do=ACTION` with the arguments of the action,
+//! selectors, and a trigger. `;` or a line break separates rules. The same keys are used in a TOML
+//! file, in the environment variable `RNIC_FAULTS` and by `rnicctl fault add`. `docs/faults.md`
+//! describes them.
 
 mod action;
 mod error;

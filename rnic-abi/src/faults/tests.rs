@@ -269,7 +269,8 @@ fn the_text_of_a_rule_gives_the_same_rule() {
     assert_eq!(one(&rule.text), rule);
 }
 
-/// A value of a TOML file may contain any character. Its text must not be read as more than a value.
+/// A value of a TOML file may contain any character. Its text must not be read as more than a
+/// value.
 #[test]
 fn a_value_that_has_no_text_is_refused() {
     for value in ["a\"b", "a\nb", "a\tb", "\u{1b}", "\"", "a\" do=qp-fatal; \""] {
@@ -326,8 +327,8 @@ fn errors_of_keys_without_effect() {
     let of_stop = error("do=stop status=fatal-err");
     assert_eq!(
         of_stop,
-        "status has no effect with do=stop; its keys are for, device, port, pd, qp, cq, peer, user, \
-         pid, command, verb, opcode, nth, every, after, probability, seed, limit"
+        "status has no effect with do=stop; its keys are for, device, port, pd, qp, cq, peer, \
+         user, pid, command, verb, opcode, nth, every, after, probability, seed, limit"
     );
     for trigger in ["nth=1", "every=2", "probability=1%", "limit=1"] {
         assert!(FaultRule::parse_all(&format!("do=link delay=1ms {trigger}")).is_err());
@@ -354,7 +355,8 @@ fn errors_of_values() {
         ("do=rnr probability=2", "probability=2: needs a number from 0 to 1, or a percentage"),
         (
             "do=terminate code=3/0/00",
-            "code=3/0/00: needs LAYER/TYPE/CODE in hexadecimal, as in 1/2/02 (RFC 5040 section 4.8)",
+            "code=3/0/00: needs LAYER/TYPE/CODE in hexadecimal, as in 1/2/02 (RFC 5040 section \
+             4.8)",
         ),
         ("do=stop name=", "name=: a name has 1 to 24 letters, digits, '-', '_' and '.'"),
         ("do=stop name=a/b", "name=a/b: a name has 1 to 24 letters, digits, '-', '_' and '.'"),

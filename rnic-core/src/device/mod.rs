@@ -3,9 +3,9 @@
 //! The objects are steering tags ([`allocator`], [`stag`]) and the memory they refer to
 //! ([`memory`]), windows ([`window`]), completion queues ([`cq`]), shared receive queues ([`srq`]),
 //! the shared state of QPs ([`qp`]), fault rules ([`faults`]), and diagnoses of failures
-//! ([`diagnoses`], [`records`]). The device never sees a packet. The [`engine`](crate::engine) asks it for checked ranges
-//! ([`Target`](memory::Target)) and publishes completions through it. The daemon's resource manager
-//! decides which session may create which object.
+//! ([`diagnoses`], [`records`]). The device never sees a packet. The [`engine`](crate::engine) asks
+//! it for checked ranges ([`Target`](memory::Target)) and publishes completions through it. The
+//! daemon's resource manager decides which session may create which object.
 
 pub mod allocator;
 pub mod copier;

@@ -569,8 +569,8 @@ impl Worker {
         }
     }
 
-    /// Polls like [`poll`](Self::poll), which rounds the timeout up to milliseconds. Returns so early
-    /// that the worker can poll until the deadline.
+    /// Polls like [`poll`](Self::poll), which rounds the timeout up to milliseconds. Returns so
+    /// early that the worker can poll until the deadline.
     fn poll_precisely(&mut self, timeout: Duration) {
         let early = timeout.checked_sub(POLL_AHEAD).unwrap_or(timeout);
         let limit =

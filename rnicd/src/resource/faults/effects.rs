@@ -199,8 +199,8 @@ impl Manager {
         rules.any(|rule| rule.takes_down(device) && rule.selects(session))
     }
 
-    /// Returns true if a rule has taken down the port of a device for all users, or for the user who
-    /// runs the daemon. The device files show this state to everybody.
+    /// Returns true if a rule has taken down the port of a device for all users, or for the user
+    /// who runs the daemon. The device files show this state to everybody.
     pub(in crate::resource) fn is_port_down_for_all(&self, device: &str) -> bool {
         let own = rustix::process::getuid().as_raw();
         self.faults.rules.values().any(|rule| {

@@ -163,5 +163,6 @@ impl Qp {
     }
 }
 
-/// Maximum number of packets of a QP whose fate is recorded, so that they displace no other records.
+/// Maximum number of packets of a QP whose fate is recorded, so that they displace no other
+/// records.
 const MAX_REPORTS: u32 = 16;
