@@ -68,7 +68,7 @@ impl Partial {
         self.latest = now;
     }
 
-    /// Starts the time anew after which a stream counts as stalled.
+    /// Restarts the time after which a stream counts as stalled.
     pub(in crate::engine) fn note_progress(&mut self, now: Time) {
         self.latest = now;
     }

@@ -203,7 +203,7 @@ impl Qp {
         }
     }
 
-    /// Starts the time anew after which the stream counts as stalled.
+    /// Restarts the time after which the stream counts as stalled.
     pub(in crate::engine) fn restart_stall(&mut self, now: Time) {
         if let Some(tcp) = self.link.tcp_mut() {
             tcp.partial.note_progress(now);
