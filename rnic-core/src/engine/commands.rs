@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
 use super::datagram::{DatagramPort, DatagramRules};
-use super::faults::QpFault;
+use super::fault_rules::QpFault;
 use super::interface::{EngineOptions, Freed, Notification};
 use super::link::Link;
 use super::link::emulation::shared::EmulatedLink;

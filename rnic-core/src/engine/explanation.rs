@@ -1,6 +1,6 @@
 //! Texts for reasons: the rule that was broken, a description, and the memory concerned.
 
-use super::faults::rule_of_fault;
+use super::fault_rules::rule_of_fault;
 use super::reason::{Effect, Reason};
 use crate::ddp;
 use crate::device::cq::CqFault;

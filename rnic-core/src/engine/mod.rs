@@ -22,6 +22,7 @@ mod datagram;
 mod deadlines;
 mod doorbells;
 mod explanation;
+mod fault_rules;
 mod faults;
 mod flush;
 mod incoming;
@@ -33,6 +34,7 @@ mod order;
 mod phase;
 mod qp;
 mod qp_core;
+mod qp_faults;
 mod rc;
 mod reason;
 mod requester;
@@ -57,7 +59,7 @@ use std::io::{self, IoSliceMut};
 pub use charge::ChargeLimits;
 pub use commands::{ConnectedEnd, EngineCommand};
 pub use datagram::{DatagramConfig, DatagramPort, DatagramRules};
-pub use faults::{QpFault, rule_of_fault};
+pub use fault_rules::{QpFault, rule_of_fault};
 pub use interface::{
     Broadcast, EngineOptions, Freed, MulpduPolicy, Notification, Output, Receive, Transmit, Work,
 };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::datagram::{DatagramConfig, Datagrams};
-use super::faults::Faults;
+use super::fault_rules::Faults;
 use super::interface::Notification;
 use super::life::LifeCycle;
 use super::link::Link;

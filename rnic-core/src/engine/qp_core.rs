@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::faults::Faults;
+use super::fault_rules::Faults;
 use super::order::PendingSet;
 use super::schedule::{Key, SessionSlot};
 use super::transport::Transport;

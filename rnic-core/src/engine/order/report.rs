@@ -3,7 +3,7 @@
 use super::model::{Inversion, permission};
 use super::pending::{DelayedRead, Inverted, Kind, LateAtomic, Part};
 use super::set::PendingSet;
-use crate::engine::faults::rule_of_fault;
+use crate::engine::fault_rules::rule_of_fault;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::rdmap::{AtomicRequest, ReadRequest};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::RcState;
 use super::wait::Wait;
 use crate::engine::deadlines::Due;
-use crate::engine::faults::rule_of_fault;
+use crate::engine::fault_rules::rule_of_fault;
 use crate::engine::link::tcp::TcpLink;
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp::Qp;

@@ -240,10 +240,7 @@ impl Qp {
             Ok(n) => {
                 // `tcp.framed` does not include the bytes of the slab yet.
                 let end = tcp.framed + (used + n) as u64;
-                if self.uses_crc()
-                    && let Some(faults) = &self.core.faults
-                    && faults.corrupts_crc(&self.core, engine)
-                {
+                if self.core.faults.is_some() && self.uses_crc() && self.core.corrupts_crc(engine) {
                     // The CRC is at the end of an FPDU.
                     out[n - 1] ^= 1;
                 }

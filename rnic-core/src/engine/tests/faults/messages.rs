@@ -4,7 +4,7 @@ use super::super::requests::{Mr, Wr};
 use super::super::world::{A, B, MemoryKind, Wiring, World};
 use super::{armed, assert_injected, counts, iwarp, linked, pairs, set, set_one};
 use crate::engine::EngineCommand;
-use crate::engine::faults::QpFault;
+use crate::engine::fault_rules::QpFault;
 use rnic_abi::faults::FaultName;
 use rnic_abi::types::QpState;
 

@@ -1,0 +1,60 @@
+//! The fault rules of one QP. A QP without rules has no [`Faults`], so each occasion costs it one
+//! branch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::device::ArmedFault;
+use rnic_abi::abi::queue::Cqe;
+use rnic_abi::faults::{Action, FaultName, Opcode, Point};
+use rnic_abi::types::Time;
+
+/// Rules of a QP, and the completions that they hold back.
+#[derive(Default)]
+pub(super) struct Faults {
+    pub rules: Vec<Arc<ArmedFault>>,
+    /// Completions to be published later, in order. Each holds a reserved slot of its CQ.
+    pub held: VecDeque<HeldCompletion>,
+    /// The next Send has been held back, and takes its receive when there is one.
+    pub passes_send: bool,
+}
+
+/// A completion to be published later.
+pub(super) struct HeldCompletion {
+    pub at: Time,
+    pub cqe: Cqe,
+    pub of_send: bool,
+}
+
+/// A fault that ends a QP or its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpFault {
+    /// Ends the connection, as an administrator does.
+    Disconnect,
+    /// Fails the QP.
+    Fatal,
+}
+
+impl Faults {
+    /// Returns rules for a new QP, or `None` without any.
+    pub(super) fn new(rules: Vec<Arc<ArmedFault>>) -> Option<Box<Self>> {
+        let faults = Faults { rules, ..Faults::default() };
+        (!faults.rules.is_empty()).then(|| Box::new(faults))
+    }
+
+    /// Returns the rule that takes effect at this occasion, with its action.
+    pub(super) fn strikes(
+        &self,
+        point: Point,
+        opcode: Option<Opcode>,
+        now: Time,
+    ) -> Option<(&ArmedFault, Action)> {
+        let struck = |rule: &Arc<ArmedFault>| rule.at(point, opcode, now);
+        self.rules.iter().find_map(|rule| Some((&**rule, struck(rule)?)))
+    }
+}
+
+/// Returns the rule that a diagnosis names for a fault.
+pub fn rule_of_fault(fault: FaultName) -> String {
+    format!("injected by fault {fault}")
+}
