@@ -9,6 +9,7 @@
 mod effects;
 mod qps;
 mod requests;
+pub(super) mod told;
 mod verbs;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,8 +23,7 @@ use rnic_core::engine::EmulatedLink;
 
 use crate::resource::ledger::Charge;
 use crate::resource::session::Session;
-use qps::LinkKey;
-pub(super) use qps::QpFaults;
+use told::LinkKey;
 
 /// The rules in force, and their timers.
 #[derive(Default)]

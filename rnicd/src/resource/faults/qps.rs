@@ -1,6 +1,5 @@
 //! The rules of each QP.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use rnic_abi::faults::link::LinkShape;
@@ -10,26 +9,12 @@ use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 use rnic_core::engine::{EmulatedLink, EngineCommand};
 
+use super::told::{LinkKey, QpFaults};
 use super::{FaultRules, Lasting, Rule};
 use crate::clock;
 use crate::resource::Manager;
 use crate::resource::qp::{Qp, QpPhase};
 use crate::resource::session::Session;
-
-/// What the engine, or the configuration of a QP that no worker holds, was last told.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct QpFaults {
-    rules: Vec<u64>,
-    stopped: Option<FaultName>,
-    /// The rule of memory order, if a worker holds the QP.
-    order: Option<u64>,
-    /// The rule of its link, in the same way, with the addresses of both ends.
-    link: Option<LinkKey>,
-}
-
-/// Key of an emulated link: the number of the rule, and the addresses of this end and of the peer.
-/// QPs of the same addresses share its rate.
-pub(super) type LinkKey = (u64, Option<[IpAddr; 2]>);
 
 impl FaultRules {
     /// Returns the link with this key.
