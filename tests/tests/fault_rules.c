@@ -69,7 +69,7 @@ static void wire(int n)
     a.qp_state = IBV_QPS_RTS;
     a.timeout = 14; // 67 ms
     a.retry_cnt = 7;
-    a.rnr_retry = 3;
+    a.rnr_retry = getenv("RNR_RETRY") ? atoi(getenv("RNR_RETRY")) : 7;
     int to_rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
     MUST(!ibv_modify_qp(qp[n], &a, to_rts));

@@ -77,6 +77,10 @@ impl Engine {
     /// no turns. [`Engine::poll_session_end`] then destroys the QPs.
     pub fn close_session(&mut self, session: SessionId, now: Time) {
         self.state.now = now;
+        // A worker that stops closes all sessions, also those that are ending.
+        if self.state.ending.iter().any(|ending| ending.session == session) {
+            return;
+        }
         self.place_held(None);
         self.state.stags.revoke_session(session);
         let slot = self.state.doorbells.slot(session);

@@ -950,3 +950,14 @@ fn a_responder_answers_an_early_read() {
     let sent = raw.segments(&mut w);
     assert_eq!(sent[0].header, raw.tagged(Opcode::ReadResponse, Stag(3), 4, true));
 }
+
+#[test]
+fn a_session_that_is_ending_ends_once() {
+    let mut w = World::connected(Wiring::direct());
+    let session = w.apps[w.qps[A].app].session;
+    let engine = w.qps[A].engine;
+    w.engines[engine].close_session(session, w.now);
+    w.engines[engine].detach_session(session, w.now);
+    assert!(!w.engines[engine].is_ending());
+    assert_eq!(w.engines[engine].users(), 1);
+}
