@@ -311,6 +311,8 @@ impl Client {
             sq: SendConsumer::new(sq),
             rq,
             send_cq: shared_cq.clone(),
+            faults: Vec::new(),
+            stopped: None,
             recv_cq: shared_cq.clone(),
             signal_all: false,
             rnr_timeout: (how == Receiving::SharedAndHeld).then_some(Duration::from_secs(1)),

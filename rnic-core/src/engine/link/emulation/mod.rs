@@ -1,10 +1,10 @@
 //! Emulated links: delay, rate, stalls and losses of what a QP sends, on every kind of link.
 //!
-//! All that a QP sends passes its [`EmulatedLink`]: requests, responses and, on an RC QP, the
+//! All that a QP sends passes its `EmulatedLink`: requests, responses and, on an RC QP, the
 //! acknowledgements of the direct path. The *rate* holds back the QP, which takes no turn at
-//! sending while the link is busy. The *delay* puts what was sent into a [`DelayLine`], from which
+//! sending while the link is busy. The *delay* puts what was sent into a `DelayLine`, from which
 //! it arrives in order: framed bytes before the socket of a TCP connection
-//! ([`tcp`](super::tcp::delayed)), segments before the other QP of the direct path ([`direct`]),
+//! (`tcp/delayed.rs`), segments before the other QP of the direct path ([`direct`]),
 //! and datagrams before their socket or receiver (`datagram/delayed.rs`). A request is done when it
 //! has entered the line, as it is done when TCP has accepted it. On RC it is done when the peer has
 //! acknowledged it, one delay of each QP later.
