@@ -393,6 +393,22 @@ fn a_device_fails_with_its_qps() {
 }
 
 #[test]
+fn an_unconnected_qp_fails_without_a_reply() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let pd = raw.pd();
+    let cq = raw.cq(1);
+    let qp = raw.qp(pd, cq);
+    set(&mut raw, "do=qp-fatal verb=alloc_mw");
+    // This request waits for the worker, as the failing QP does. It gets its own reply.
+    let kind = WindowKind::Type1;
+    let reply = raw.call(RequestBody::AllocWindow { pd, kind });
+    assert!(matches!(reply, Ok(ReplyBody::Window { .. })), "{reply:?}");
+    assert!(matches!(event(&raw), Event::QpFatal { qp: of, .. } if of == qp));
+    until("the QP to fail", || state(&mut raw, qp) == QpState::Error);
+}
+
+#[test]
 fn sessions_end_by_a_rule() {
     let Some(daemon) = for_others("") else { return };
     let mut alice = Raw::open_as(&daemon.socket(), ALICE);

@@ -1,5 +1,7 @@
 //! Effects of rules on sessions, devices and QPs.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use rnic_abi::abi::control::{AsyncObject, Diagnosis, DiagnosisKind, Event};
 use rnic_abi::faults::{Action, AsyncEvent, Element, FaultName};
 use rnic_abi::types::*;
@@ -74,7 +76,7 @@ impl Manager {
                     _ => (QpFault::Fatal, "the queue pair has failed"),
                 };
                 for (session, qp) in qps {
-                    self.inject(qp, name, effect);
+                    self.inject(session, qp, name, effect);
                     self.record_fault(session, name, Some(qp), text, now);
                 }
             }
@@ -94,8 +96,8 @@ impl Manager {
             Action::Event { event } => self.raise(number, event, subject, now),
             Action::DeviceFatal => {
                 self.raise(number, AsyncEvent::DEVICE_FATAL, None, now);
-                for (_, qp) in self.qps_of(number, None) {
-                    self.inject(qp, name, QpFault::Fatal);
+                for (session, qp) in self.qps_of(number, None) {
+                    self.inject(session, qp, name, QpFault::Fatal);
                 }
             }
             Action::EndSession => {
@@ -112,17 +114,15 @@ impl Manager {
         }
     }
 
-    fn inject(&mut self, qp: QpId, name: FaultName, effect: QpFault) {
-        let Some((session, object)) = self.qp_of(qp) else { return };
-        match object.phase {
-            QpPhase::Bound(worker) => {
-                self.workers.one(worker, EngineCommand::Inject(qp, name, effect));
-            }
-            _ if effect == QpFault::Fatal => {
-                // A QP that no worker holds. The answer of the ticket has no request.
-                let _ = self.qp_to_error(session, qp);
-            }
-            _ => {}
+    fn inject(&mut self, session: SessionId, qp: QpId, name: FaultName, effect: QpFault) {
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        let context = object.shared.context.load(Relaxed);
+        if let QpPhase::Bound(worker) = object.phase {
+            self.workers.one(worker, EngineCommand::Inject(qp, name, effect));
+        } else if effect == QpFault::Fatal && self.end_unbound(session, qp).is_some() {
+            // No request waits for the worker that takes the QP.
+            let reason = rule_of_fault(name);
+            self.tell(session, &Event::QpFatal { qp, context, reason });
         }
     }
 

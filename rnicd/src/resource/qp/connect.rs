@@ -398,7 +398,7 @@ impl Manager {
         }
     }
 
-    pub(super) fn tell(&mut self, session: SessionId, event: &Event) {
+    pub(in crate::resource) fn tell(&mut self, session: SessionId, event: &Event) {
         if let Ok(session) = find(&mut self.sessions, session) {
             session.tell(event);
         }

@@ -112,23 +112,34 @@ impl Manager {
     }
 
     pub(in crate::resource) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        let object = session.qp(qp)?;
-        let ticket = match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
-            QpPhase::Idle(config) => self.attach_in_error(id, config),
+        let ticket = match find(&mut self.sessions, id)?.qp(qp)?.phase {
+            QpPhase::Bound(worker) => {
+                let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
+                Some(self.workers.one_ticketed(worker, abort))
+            }
+            _ => self.end_unbound(id, qp),
+        };
+        match ticket {
+            Some(ticket) => self.answer_when_modified(id, ticket),
+            None => Outcome::done(),
+        }
+    }
+
+    /// Moves a QP that no worker holds to Error. Returns the ticket of the worker that takes it, or
+    /// `None` if the QP is leaving.
+    pub(in crate::resource) fn end_unbound(&mut self, id: SessionId, qp: QpId) -> Option<Ticket> {
+        let object = find(&mut self.sessions, id).and_then(|session| session.qp(qp)).ok()?;
+        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+            QpPhase::Idle(config) => Some(self.attach_in_error(id, config)),
             QpPhase::Connecting(config) | QpPhase::Accepting(config) => {
                 self.cm.cancel(qp);
-                self.attach_in_error(id, config)
+                Some(self.attach_in_error(id, config))
             }
-            QpPhase::Bound(worker) => {
-                object.phase = QpPhase::Bound(worker);
-                let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
-                self.workers.one_ticketed(worker, abort)
+            phase => {
+                object.phase = phase;
+                None
             }
-            // A session has one request at a time, so none arrives while a QP is leaving.
-            QpPhase::Leaving => return Outcome::done(),
-        };
-        self.answer_when_modified(id, ticket)
+        }
     }
 
     /// Answers `Done` after the worker has changed a QP and the copier has finished its jobs for
