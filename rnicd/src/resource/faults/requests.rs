@@ -36,7 +36,7 @@ impl Manager {
             let number = self.faults.last;
             let (point, after) = (rule.armed.rule.point, rule.armed.rule.trigger.after);
             let text = format!("fault {}: {}", rule.name(), rule.armed.rule.text);
-            tracing::info!(session = %id, "{text}");
+            tracing::debug!(session = %id, "{text}");
             self.note("fault_set", Some(id), text);
             self.faults.rules.insert(number, rule);
             match point {
