@@ -64,7 +64,7 @@ impl ArmedFault {
 }
 
 /// Maximum number of reports of a rule that wait for the resource manager.
-const MAX_REPORTS: u32 = 64;
+const MAX_REPORTS: u32 = 8;
 
 #[cfg(test)]
 impl ArmedFault {

@@ -189,6 +189,7 @@ impl Manager {
                 }
             }
         }
+        self.refresh_stale_faults();
         while let Some(ticket) = self.workers.poll_done() {
             match self.pending.remove(&ticket) {
                 Some(Pending::RegMr { session, mr, stag }) => {

@@ -24,6 +24,9 @@ impl Manager {
 
     /// Carries out the rules whose time has come, and ends effects.
     pub fn run_faults(&mut self, now: Time) {
+        for rule in std::mem::take(&mut self.faults.reported) {
+            rule.end_report();
+        }
         while let Some(&(at, number)) = self.faults.due.first()
             && at <= now
         {
@@ -33,8 +36,10 @@ impl Manager {
             } else {
                 self.strike(number, None, now);
             }
-            self.refresh_faults();
+            // The rule may be a setting whose time has come.
+            self.faults.are_stale = true;
         }
+        self.refresh_stale_faults();
         while let Some(entry) = self.faults.events.first_entry()
             && entry.key().0 <= now
         {
@@ -48,7 +53,7 @@ impl Manager {
     /// Handles a rule that a worker has evaluated.
     pub(in crate::resource) fn fault_struck(&mut self, number: u64, qp: QpId) {
         if let Some(rule) = self.faults.rules.get(&number) {
-            rule.armed.end_report();
+            self.faults.reported.push(rule.armed.clone());
         }
         let Some(session) = self.handles.qps.owner(qp.0) else { return };
         self.take_effect(number, Some((session, Some(qp))), clock::now());
@@ -67,15 +72,13 @@ impl Manager {
         let Some(rule) = self.faults.rules.get(&number) else { return };
         let name = rule.name();
         let action = rule.armed.rule.action;
-        let qps = self.qps_of(number, subject);
-        let sessions = self.sessions_of(number, subject);
         match action {
             Action::Disconnect | Action::QpFatal => {
                 let (effect, text) = match action {
                     Action::Disconnect => (QpFault::Disconnect, "the connection was ended"),
                     _ => (QpFault::Fatal, "the queue pair has failed"),
                 };
-                for (session, qp) in qps {
+                for (session, qp) in self.qps_of(number, subject) {
                     self.inject(session, qp, name, effect);
                     self.record_fault(session, name, Some(qp), text, now);
                 }
@@ -84,7 +87,7 @@ impl Manager {
                 let only = subject.and_then(|(_, qp)| qp);
                 let lasting = only.map_or(Lasting::All, Lasting::Qp);
                 self.begin_effect(number, lasting, time, now);
-                for (session, qp) in qps {
+                for (session, qp) in self.qps_of(number, subject) {
                     self.record_fault(session, name, Some(qp), "the queue pair was stopped", now);
                 }
             }
@@ -101,16 +104,13 @@ impl Manager {
                 }
             }
             Action::EndSession => {
-                for session in sessions {
+                for session in self.sessions_of(number, subject) {
                     self.record_fault(session, name, None, "the session was ended", now);
                     self.outbox.end(session, rule_of_fault(name));
                 }
             }
             // The engine, `verb_fault` or a setting of the QP carries out the others.
             _ => {}
-        }
-        if matches!(action, Action::Stop { .. } | Action::PortDown { .. }) {
-            self.refresh_faults();
         }
     }
 
@@ -135,16 +135,18 @@ impl Manager {
     ) {
         let Some(rule) = self.faults.rules.get_mut(&number) else { return };
         rule.lasts = Some(lasting);
+        self.faults.are_stale = true;
         self.faults.due.retain(|(_, of)| *of != number);
         if let Some(time) = time {
             self.faults.due.insert((now.after(time), number));
         }
     }
 
-    /// Ends the lasting effect of a rule, if it has one. The caller must then refresh the QPs.
+    /// Ends the lasting effect of a rule, if it has one.
     pub(super) fn end_effect(&mut self, number: u64, now: Time) {
         let Some(rule) = self.faults.rules.get_mut(&number) else { return };
         let lasted = rule.lasts.take().is_some();
+        self.faults.are_stale |= lasted;
         if lasted && matches!(rule.armed.rule.action, Action::PortDown { .. }) {
             self.raise(number, AsyncEvent::PORT_ACTIVE, None, now);
             self.port_changed();
@@ -156,33 +158,41 @@ impl Manager {
         let Some(rule) = self.faults.rules.get(&number) else { return };
         let name = rule.name();
         let select = rule.armed.rule.select.clone();
-        let text = format!("{} was raised", event.name());
-        let mut told = Vec::new();
-        for id in self.sessions_of(number, subject) {
-            let Some(session) = self.sessions.get(&id) else { continue };
-            let is = |wanted: Option<u32>, number: u32| wanted.is_none_or(|n| n == number);
-            let objects: Vec<AsyncObject> = match event.element() {
-                Element::Device | Element::Port => {
-                    let devices = self.device_names(select.device.as_deref());
-                    devices.into_iter().map(AsyncObject::Device).collect()
+        let is = |wanted: Option<u32>, number: u32| wanted.is_none_or(|n| n == number);
+        let mut objects: Vec<(SessionId, AsyncObject)> = Vec::new();
+        match event.element() {
+            Element::Device | Element::Port => {
+                let devices = self.device_names(select.device.as_deref());
+                for id in self.sessions_of(number, subject) {
+                    let of_session = |name: &String| (id, AsyncObject::Device(name.clone()));
+                    objects.extend(devices.iter().map(of_session));
                 }
-                Element::Qp => {
-                    let qps = self.qps_of(number, subject).into_iter();
-                    qps.filter(|(of, _)| *of == id).map(|(_, qp)| AsyncObject::Qp(qp)).collect()
-                }
-                Element::Cq => {
-                    let cqs = session.cqs.keys().filter(|cq| is(select.cq, cq.0));
-                    cqs.map(|cq| AsyncObject::Cq(*cq)).collect()
-                }
-                Element::Srq => session.srqs.keys().map(|srq| AsyncObject::Srq(*srq)).collect(),
-            };
-            for object in objects {
-                session.tell(&Event::Async { event: event.number(), object });
             }
-            told.push(id);
+            Element::Qp => {
+                let qps = self.qps_of(number, subject).into_iter();
+                objects.extend(qps.map(|(id, qp)| (id, AsyncObject::Qp(qp))));
+            }
+            Element::Cq => {
+                for (_, session) in self.selected(number, subject) {
+                    let cqs = session.cqs.keys().filter(|cq| is(select.cq, cq.0));
+                    objects.extend(cqs.map(|cq| (session.id, AsyncObject::Cq(*cq))));
+                }
+            }
+            Element::Srq => {
+                for (_, session) in self.selected(number, subject) {
+                    let srqs = session.srqs.keys();
+                    objects.extend(srqs.map(|srq| (session.id, AsyncObject::Srq(*srq))));
+                }
+            }
         }
-        for id in told {
-            self.record_fault(id, name, None, &text, now);
+        let text = format!("{} was raised", event.name());
+        let mut recorded = None;
+        // In the order of the sessions.
+        for (id, object) in objects {
+            self.tell(id, &Event::Async { event: event.number(), object });
+            if recorded.replace(id) != Some(id) {
+                self.record_fault(id, name, None, &text, now);
+            }
         }
     }
 
@@ -233,7 +243,7 @@ impl Manager {
             let one = only.and_then(|id| session.qps.get_key_value(&id));
             let all = only.is_none().then_some(&session.qps).into_iter().flatten();
             for (id, qp) in one.into_iter().chain(all) {
-                if self.selects_qp(rule, session, *id, qp) {
+                if self.selects_qp(&rule.armed.rule.select, *id, qp) {
                     found.push((session.id, *id));
                 }
             }

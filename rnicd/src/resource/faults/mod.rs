@@ -35,6 +35,11 @@ pub(super) struct FaultRules {
     due: BTreeSet<(Time, u64)>,
     /// Events to be delivered later, by time and an order number.
     events: BTreeMap<(Time, u64), (SessionId, Event)>,
+    /// Rules of which workers have reported an occasion. They may report more in the next round of
+    /// the control thread, so that no rule keeps it busy.
+    reported: Vec<Arc<ArmedFault>>,
+    /// Some QPs may not have the rules in force.
+    are_stale: bool,
     /// Emulated links that QPs have.
     links: HashMap<LinkKey, Weak<EmulatedLink>>,
     /// Faults of rules that have been cleared.
@@ -91,7 +96,8 @@ impl FaultRules {
     fn next(&self) -> Option<Time> {
         let rule = self.due.first().map(|(at, _)| *at);
         let event = self.events.keys().next().map(|(at, _)| *at);
-        rule.into_iter().chain(event).min()
+        let report = (!self.reported.is_empty()).then_some(Time(0));
+        rule.into_iter().chain(event).chain(report).min()
     }
 
     /// Returns the number of faults so far.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use rnic_abi::faults::link::LinkShape;
 use rnic_abi::faults::order::{OrderModel, OrderRule};
-use rnic_abi::faults::{Action, FaultName, Selector};
+use rnic_abi::faults::{Action, Selector};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 use rnic_core::engine::{EmulatedLink, EngineCommand};
@@ -14,7 +14,6 @@ use super::{FaultRules, Lasting, Rule};
 use crate::clock;
 use crate::resource::Manager;
 use crate::resource::qp::{Qp, QpPhase};
-use crate::resource::session::Session;
 
 impl FaultRules {
     /// Returns the link with this key.
@@ -35,39 +34,83 @@ impl FaultRules {
     }
 }
 
+/// A rule that selects a session.
+struct SessionRule {
+    number: u64,
+    armed: Arc<ArmedFault>,
+    lasts: Option<Lasting>,
+}
+
+/// The rules of a QP.
+#[derive(Default)]
+struct RulesOfQp {
+    told: QpFaults,
+    engine: Vec<Arc<ArmedFault>>,
+    order: Option<OrderRule>,
+    link: Option<(Arc<ArmedFault>, LinkShape)>,
+}
+
 impl Manager {
-    /// Gives each QP its rules.
-    pub(in crate::resource) fn refresh_faults(&mut self) {
-        let qps = self.sessions.values().flat_map(|session| session.qps.keys().copied());
-        for qp in qps.collect::<Vec<_>>() {
-            self.refresh_faults_of(qp);
+    /// Gives each QP its rules if they have changed. Visits only QPs of sessions that have rules or
+    /// had some, so that the rules of a user cost other users nothing.
+    pub(in crate::resource) fn refresh_stale_faults(&mut self) {
+        if !std::mem::take(&mut self.faults.are_stale) {
+            return;
+        }
+        let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
+        for id in ids {
+            let rules = self.rules_of(id);
+            let Some(session) = self.sessions.get_mut(&id) else { continue };
+            let had_rules = std::mem::replace(&mut session.has_faults, !rules.is_empty());
+            if !had_rules && rules.is_empty() {
+                continue;
+            }
+            for qp in session.qps.keys().copied().collect::<Vec<_>>() {
+                self.give_rules(id, qp, &rules);
+            }
         }
     }
 
     /// Gives a QP its rules. Called when it is created, and when its peer or device is known.
     pub(in crate::resource) fn refresh_faults_of(&mut self, qp: QpId) {
-        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
-        let Some(session) = self.sessions.get(&owner) else { return };
-        let Some(object) = session.qps.get(&qp) else { return };
-        let bound = matches!(object.phase, QpPhase::Bound(_));
-        let (rules, stopped) = self.faults_of(session, qp, object);
-        let order = self.order_of(session, qp, object).filter(|_| bound);
-        let link = self.link_of(session, qp, object).filter(|_| bound);
-        let told = QpFaults {
-            rules: rules.iter().map(|rule| rule.number).collect(),
-            stopped,
-            order: order.as_ref().map(|(number, _)| *number),
-            link: link.as_ref().map(|(key, ..)| *key),
+        if self.faults.rules.is_empty() {
+            return;
+        }
+        let Some(id) = self.handles.qps.owner(qp.0) else { return };
+        let rules = self.rules_of(id);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.has_faults |= !rules.is_empty();
+        }
+        self.give_rules(id, qp, &rules);
+    }
+
+    fn rules_of(&self, id: SessionId) -> Vec<SessionRule> {
+        let Some(session) = self.sessions.get(&id) else { return Vec::new() };
+        let selected = self.faults.rules.iter().filter(|(_, rule)| rule.selects(session));
+        let rule = |(number, rule): (&u64, &Rule)| SessionRule {
+            number: *number,
+            armed: rule.armed.clone(),
+            lasts: rule.lasts,
         };
-        let link = link.map(|(key, fault, shape)| (key, self.faults.link(key, fault, shape)));
-        let Some((_, object)) = self.qp_of(qp) else { return };
+        selected.map(rule).collect()
+    }
+
+    fn give_rules(&mut self, id: SessionId, qp: QpId, rules: &[SessionRule]) {
+        let Some(object) = self.sessions.get(&id).and_then(|session| session.qps.get(&qp)) else {
+            return;
+        };
+        let RulesOfQp { told, engine, order, link } = self.select_rules(qp, object, rules);
         if object.faults == told {
             return;
         }
+        let link = link.zip(told.link);
+        let link = link.map(|((fault, shape), key)| self.faults.link(key, fault, shape));
+        let Some((_, object)) = self.qp_of(qp) else { return };
         let last = std::mem::replace(&mut object.faults, told);
+        let QpFaults { stopped, order: order_number, link: link_key, .. } = object.faults;
         match &mut object.phase {
             QpPhase::Idle(config) | QpPhase::Connecting(config) | QpPhase::Accepting(config) => {
-                config.faults = rules;
+                config.faults = engine;
                 config.stopped = stopped;
             }
             QpPhase::Bound(worker) => {
@@ -75,16 +118,14 @@ impl Manager {
                 if last.stopped != stopped {
                     self.workers.one(worker, EngineCommand::SetStopped(qp, stopped));
                 }
-                if last.order != order.as_ref().map(|(number, _)| *number) {
-                    let rule = order.map(|(_, rule)| Box::new(rule));
-                    self.workers.one(worker, EngineCommand::SetOrder(qp, rule));
+                if last.order != order_number {
+                    self.workers.one(worker, EngineCommand::SetOrder(qp, order.map(Box::new)));
                 }
-                self.workers.one(worker, EngineCommand::SetFaults(qp, rules));
-                if last.link != link.as_ref().map(|(key, _)| *key) {
-                    let link = link.map(|(_, link)| link);
+                self.workers.one(worker, EngineCommand::SetFaults(qp, engine));
+                if last.link != link_key {
                     if let Some(link) = &link {
                         let text = format!("the link is emulated ({})", link.fault().rule.text);
-                        self.record_fault(owner, link.fault().name, Some(qp), &text, clock::now());
+                        self.record_fault(id, link.fault().name, Some(qp), &text, clock::now());
                     }
                     self.workers.one(worker, EngineCommand::SetLink(qp, link));
                 }
@@ -93,73 +134,56 @@ impl Manager {
         }
     }
 
-    fn faults_of(
-        &self,
-        session: &Session,
-        id: QpId,
-        qp: &Qp,
-    ) -> (Vec<Arc<ArmedFault>>, Option<FaultName>) {
-        let rules = self.faults.rules.values();
-        let selected = rules.filter(|rule| self.selects_qp(rule, session, id, qp));
-        let mut of_engine = Vec::new();
-        let mut stopped = None;
-        for rule in selected {
-            let stops = match (rule.armed.rule.action, rule.lasts) {
-                (Action::PortDown { .. }, lasts) => lasts.is_some(),
-                (Action::Stop { .. }, Some(Lasting::All)) => true,
-                (Action::Stop { .. }, Some(Lasting::Qp(only))) => only == id,
-                _ => false,
-            };
-            if stops {
-                stopped = Some(rule.name());
+    /// Returns the rules that select a QP of their session. Of those of memory order, and of those
+    /// of links, the first applies, once a worker holds the QP.
+    fn select_rules(&self, id: QpId, qp: &Qp, rules: &[SessionRule]) -> RulesOfQp {
+        let now = clock::now();
+        let bound = matches!(qp.phase, QpPhase::Bound(_));
+        let mut found = RulesOfQp::default();
+        for SessionRule { number, armed, lasts } in rules {
+            let rule = &armed.rule;
+            if !self.selects_qp(&rule.select, id, qp) {
+                continue;
             }
-            if rule.armed.rule.point.is_of_engine() {
-                of_engine.push(rule.armed.clone());
+            let in_force = bound && armed.is_in_force(now);
+            match rule.action {
+                Action::PortDown { .. } if lasts.is_some() => {
+                    found.told.stopped = Some(armed.name);
+                }
+                Action::Stop { .. }
+                    if matches!(lasts, Some(Lasting::All)) || *lasts == Some(Lasting::Qp(id)) =>
+                {
+                    found.told.stopped = Some(armed.name);
+                }
+                Action::Order { order, model, inversions } if in_force && found.order.is_none() => {
+                    let own = if qp.kind.is_roce() { OrderModel::Rc } else { OrderModel::Iwarp };
+                    found.told.order = Some(*number);
+                    found.order = Some(OrderRule {
+                        fault: armed.name,
+                        order,
+                        model: model.unwrap_or(own),
+                        inversions: inversions.map(|(from, to)| from..to),
+                    });
+                }
+                Action::Link(shape) if in_force && found.link.is_none() => {
+                    found.told.link = Some((*number, qp.addresses()));
+                    found.link = Some((armed.clone(), shape));
+                }
+                _ => {}
+            }
+            if rule.point.is_of_engine() {
+                found.told.rules.push(*number);
+                found.engine.push(armed.clone());
             }
         }
-        (of_engine, stopped)
+        found
     }
 
-    /// Returns the rule of memory order of a QP, with its number: the first that selects it.
-    fn order_of(&self, session: &Session, id: QpId, qp: &Qp) -> Option<(u64, OrderRule)> {
-        let now = clock::now();
-        self.faults.rules.iter().find_map(|(number, rule)| {
-            let Action::Order { order, model, inversions } = rule.armed.rule.action else {
-                return None;
-            };
-            let in_force = rule.armed.is_in_force(now) && self.selects_qp(rule, session, id, qp);
-            let own = if qp.kind.is_roce() { OrderModel::Rc } else { OrderModel::Iwarp };
-            let order = OrderRule {
-                fault: rule.name(),
-                order,
-                model: model.unwrap_or(own),
-                inversions: inversions.map(|(from, to)| from..to),
-            };
-            in_force.then_some((*number, order))
-        })
-    }
-
-    /// Returns the rule of the link of a QP: the first that selects it.
-    fn link_of(
-        &self,
-        session: &Session,
-        id: QpId,
-        qp: &Qp,
-    ) -> Option<(LinkKey, Arc<ArmedFault>, LinkShape)> {
-        let now = clock::now();
-        self.faults.rules.iter().find_map(|(number, rule)| {
-            let Action::Link(shape) = rule.armed.rule.action else { return None };
-            let in_force = rule.armed.is_in_force(now) && self.selects_qp(rule, session, id, qp);
-            in_force.then(|| ((*number, qp.addresses()), rule.armed.clone(), shape))
-        })
-    }
-
-    /// Returns true if a rule concerns a QP.
-    pub(super) fn selects_qp(&self, rule: &Rule, session: &Session, id: QpId, qp: &Qp) -> bool {
-        let Selector { device, pd, qp: only, cq, peer, .. } = &rule.armed.rule.select;
+    /// Returns true if a rule that selects the session of a QP selects the QP.
+    pub(super) fn selects_qp(&self, select: &Selector, id: QpId, qp: &Qp) -> bool {
+        let Selector { device, pd, qp: only, cq, peer, .. } = select;
         let is = |wanted: &Option<u32>, number: u32| wanted.is_none_or(|wanted| wanted == number);
-        rule.selects(session)
-            && is(only, id.0)
+        is(only, id.0)
             && is(pd, qp.pd.0)
             && (is(cq, qp.send_cq.0) || is(cq, qp.recv_cq.0))
             && peer.is_none_or(|peer| qp.peer() == Some(peer))

@@ -47,7 +47,8 @@ impl Manager {
                 _ => {}
             }
         }
-        self.refresh_faults();
+        self.faults.are_stale = true;
+        self.refresh_stale_faults();
         Outcome::done()
     }
 
@@ -120,11 +121,12 @@ impl Manager {
         for number in numbers {
             self.clear_fault(number, now);
         }
-        self.refresh_faults();
+        self.faults.are_stale = true;
+        self.refresh_stale_faults();
         Outcome::done()
     }
 
-    /// Removes a rule and ends its lasting effect. The caller must then refresh the QPs.
+    /// Removes a rule and ends its lasting effect.
     fn clear_fault(&mut self, number: u64, now: Time) {
         self.end_effect(number, now);
         self.faults.due.retain(|(_, of)| *of != number);

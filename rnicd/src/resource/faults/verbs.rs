@@ -31,7 +31,7 @@ impl Manager {
                 && pd.is_none_or(|pd| asked.pd == Some(PdId(pd)))
                 && qp.is_none_or(|qp| asked.qp == Some(QpId(qp)))
                 && object.is_none_or(|(qp, object)| {
-                    asked.pd.is_some() || self.selects_qp(rule, session, qp, object)
+                    asked.pd.is_some() || self.selects_qp(select, qp, object)
                 })
         };
         let rules = self.faults.rules.iter().filter(|(_, rule)| selects(rule));

@@ -54,6 +54,8 @@ pub struct Session {
     /// Rate limit of the session's recorded events.
     pub noted: RateLimitedLog,
     pub opening_noted: bool,
+    /// Fault rules selected the session when its QPs were last given theirs.
+    pub has_faults: bool,
     _handle: Handle,
     _charge: Charge,
 }
@@ -122,6 +124,7 @@ impl Session {
             windows: BTreeMap::new(),
             noted: super::records::log_limit(),
             opening_noted: false,
+            has_faults: false,
             _handle: handle,
             _charge: charge,
         }

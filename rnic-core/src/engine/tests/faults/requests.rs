@@ -141,9 +141,9 @@ fn few_reports_of_a_rule_wait() {
     for _ in 0..100 {
         write(&mut w);
     }
-    assert_eq!((w.struck.len(), counts(&rule)), (64, (100, 100)));
+    assert_eq!((w.struck.len(), counts(&rule)), (8, (100, 100)));
     rule.end_report();
     write(&mut w);
     write(&mut w);
-    assert_eq!(w.struck.len(), 65);
+    assert_eq!(w.struck.len(), 9);
 }
