@@ -6,6 +6,9 @@ pub enum FaultError {
     /// A word is not of the form `KEY=VALUE`.
     #[error("{0:?} is not of the form KEY=VALUE")]
     NoValue(String),
+    /// A word contains a character that a rule cannot contain.
+    #[error("{0:?} contains a quotation mark or a control character")]
+    Special(String),
     /// A quoted value does not end.
     #[error("{0:?} has a quotation mark without its counterpart")]
     Unquoted(String),

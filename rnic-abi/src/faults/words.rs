@@ -49,9 +49,9 @@ impl Words {
 
     /// Adds a key. A value must have a text, which [`split`] reads as the same value.
     pub(super) fn add(&mut self, key: String, value: String) -> Result<(), FaultError> {
-        if value.contains(|c: char| c == '"' || c.is_control()) {
-            let why = "contains a quotation mark or a control character".to_owned();
-            return Err(FaultError::Value { key, value, why });
+        let is_special = |c: char| c == '"' || c.is_control();
+        if key.contains(is_special) || value.contains(is_special) {
+            return Err(FaultError::Special(format!("{key}={value}")));
         }
         if self.0.iter().any(|(known, _)| *known == key) {
             return Err(FaultError::Twice(key));
