@@ -171,7 +171,7 @@ impl Qp {
 
         if let Some(time) = self.rnr_fault(&segment, engine) {
             drop(memory);
-            self.responder.hold_by_rule(&self.core, engine, segment, origin, len, time);
+            self.responder.hold(&self.core, engine, segment, origin, len, time).by_rule = true;
             let msn = self.responder.waiting_msn();
             self.send_rnr_notice(engine, msn);
             return Ok(match source {

@@ -136,15 +136,12 @@ impl Responder {
             }
         };
         self.warn_of_read(core, engine, awaits_response && !self.passes());
-        self.hold(core, engine, segment, origin, payload, time);
-        if let Some(held) = &mut self.held {
-            held.place = place;
-        }
+        self.hold(core, engine, segment, origin, payload, time).place = place;
         Ok(false)
     }
 
     /// Makes a Send wait for at most `time`. Its payload is the last `payload` bytes of `origin`.
-    fn hold(
+    pub(in crate::engine) fn hold(
         &mut self,
         core: &QpCore,
         engine: &mut EngineState,
@@ -152,7 +149,7 @@ impl Responder {
         origin: Origin<'_>,
         payload: usize,
         time: Duration,
-    ) {
+    ) -> &mut WaitingSend {
         let until = engine.now.after(time);
         engine.deadlines.set(until, Due::Rnr(core.key));
         let segment = match origin {
@@ -162,23 +159,8 @@ impl Responder {
             }
             Origin::Direct { header, len } => WaitingSegment::AtPeer { header, len },
         };
-        self.held = Some(Box::new(WaitingSend { segment, place: None, until, by_rule: false }));
-    }
-
-    /// Makes a Send wait for `time` for a fault rule, whether or not there is a receive.
-    pub(in crate::engine) fn hold_by_rule(
-        &mut self,
-        core: &QpCore,
-        engine: &mut EngineState,
-        segment: Incoming,
-        origin: Origin<'_>,
-        payload: usize,
-        time: Duration,
-    ) {
-        self.hold(core, engine, segment, origin, payload, time);
-        if let Some(held) = &mut self.held {
-            held.by_rule = true;
-        }
+        let held = WaitingSend { segment, place: None, until, by_rule: false };
+        self.held.insert(Box::new(held))
     }
 
     /// Returns true if a fault rule holds back a Send.
