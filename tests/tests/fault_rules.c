@@ -10,14 +10,11 @@
 //   input                       prints "ready" and waits for a line from standard input
 
 #include "refusals.h"
+#include "rc_qps.h"
 
-#include <errno.h>
-#include <infiniband/verbs.h>
 #include <time.h>
 
 enum {
-    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-          IBV_ACCESS_REMOTE_ATOMIC,
     DEPTH = 64,
     LENGTH = 4096,
     DEADLINE = 180, // seconds, for completions and events that should come at once
@@ -30,49 +27,20 @@ static struct ibv_cq *cq[2];
 static struct ibv_qp *qp[2];
 static char bytes[LENGTH];
 
-static void open_device(void)
-{
-    int count;
-    struct ibv_device **list = ibv_get_device_list(&count);
-    MUST(list);
-    for (int n = 0; n < count && !context; n++)
-        if (list[n]->transport_type == IBV_TRANSPORT_IB)
-            context = ibv_open_device(list[n]);
-    ibv_free_device_list(list);
-    MUST(context && (pd = ibv_alloc_pd(context)));
-}
-
-static void create(int n)
-{
-    MUST((cq[n] = ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0)) != NULL);
-    struct ibv_qp_init_attr a = {.send_cq = cq[n], .recv_cq = cq[n], .qp_type = IBV_QPT_RC};
-    a.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 1, 1, 0};
-    MUST((qp[n] = ibv_create_qp(pd, &a)) != NULL);
-    struct ibv_qp_attr to = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL};
-    int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-    MUST(!ibv_modify_qp(qp[n], &to, mask));
-}
-
-static void wire(int n)
+static void connect_to_each_other(void)
 {
     union ibv_gid gid;
     MUST(!ibv_query_gid(context, 1, 0, &gid));
-    struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024};
-    a.dest_qp_num = qp[!n]->qp_num;
-    a.max_dest_rd_atomic = a.max_rd_atomic = 4;
-    a.min_rnr_timer = 12; // 0.64 ms
-    a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
-    a.ah_attr.grh = (struct ibv_global_route){.dgid = gid, .hop_limit = 64};
-    int to_rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                 IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-    MUST(!ibv_modify_qp(qp[n], &a, to_rtr));
-    a.qp_state = IBV_QPS_RTS;
-    a.timeout = 14; // 67 ms
-    a.retry_cnt = 7;
-    a.rnr_retry = getenv("RNR_RETRY") ? atoi(getenv("RNR_RETRY")) : 7;
-    int to_rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-    MUST(!ibv_modify_qp(qp[n], &a, to_rts));
+    // Half a second of retries, and 0.64 ms for each RNR NAK.
+    struct patience p = {.timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
+    if (getenv("RNR_RETRY"))
+        p.rnr_retry = atoi(getenv("RNR_RETRY"));
+    for (int n = 0; n < 2; n++) {
+        MUST((cq[n] = ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0)) != NULL);
+        qp[n] = create_rc(pd, cq[n], DEPTH);
+    }
+    for (int n = 0; n < 2; n++)
+        connect_rc(qp[n], gid, qp[!n]->qp_num, p);
 }
 
 static void post(enum ibv_wr_opcode opcode)
@@ -176,12 +144,10 @@ static void step(const char *name)
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    open_device();
+    context = open_roce();
+    MUST((pd = ibv_alloc_pd(context)) != NULL);
     MUST((mr = ibv_reg_mr(pd, bytes, LENGTH, ALL)) != NULL);
-    for (int n = 0; n < 2; n++)
-        create(n);
-    for (int n = 0; n < 2; n++)
-        wire(n);
+    connect_to_each_other();
     for (int n = 1; n < argc; n++)
         step(argv[n]);
     for (int n = 0; n < 2; n++)

@@ -3,16 +3,14 @@
 // Prints "done" on success.
 
 #include "refusals.h"
+#include "rc_qps.h"
 
 #include <fcntl.h>
-#include <infiniband/verbs.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
 
 enum {
-    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-          IBV_ACCESS_REMOTE_ATOMIC,
     QPS = 16,
     DEPTH = 16,
     LENGTH = 1 << 16,
@@ -35,13 +33,7 @@ static char *bytes;
 
 static void open_all(struct address *own)
 {
-    int count;
-    struct ibv_device **list = ibv_get_device_list(&count);
-    MUST(list);
-    for (int n = 0; n < count && !context; n++)
-        if (list[n]->transport_type == IBV_TRANSPORT_IB)
-            context = ibv_open_device(list[n]);
-    ibv_free_device_list(list);
+    context = open_roce();
     struct ibv_pd *pd = ibv_alloc_pd(context);
     MUST(pd && !ibv_query_gid(context, 1, 0, &own->gid));
     MUST((cq = ibv_create_cq(context, 2 * QPS * DEPTH, NULL, NULL, 0)) != NULL);
@@ -49,36 +41,16 @@ static void open_all(struct address *own)
     own->rkey = mr->rkey;
     own->bytes = (uintptr_t)bytes;
     for (int n = 0; n < QPS; n++) {
-        struct ibv_qp_init_attr a = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
-        a.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 1, 1, 0};
-        MUST((qp[n] = ibv_create_qp(pd, &a)) != NULL);
+        qp[n] = create_rc(pd, cq, DEPTH);
         own->qp[n] = qp[n]->qp_num;
-        struct ibv_qp_attr to = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL};
-        int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-        MUST(!ibv_modify_qp(qp[n], &to, mask));
     }
 }
 
 static void connect_all(const struct address *peer)
 {
-    for (int n = 0; n < QPS; n++) {
-        struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024};
-        a.dest_qp_num = peer->qp[n];
-        a.max_dest_rd_atomic = a.max_rd_atomic = 4;
-        a.min_rnr_timer = 1;
-        a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
-        a.ah_attr.grh = (struct ibv_global_route){.dgid = peer->gid, .hop_limit = 64};
-        int to_rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-        MUST(!ibv_modify_qp(qp[n], &a, to_rtr));
-        a.qp_state = IBV_QPS_RTS;
-        a.timeout = 10;
-        a.retry_cnt = 1;
-        a.rnr_retry = 7;
-        int to_rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-        MUST(!ibv_modify_qp(qp[n], &a, to_rts));
-    }
+    struct patience p = {.timeout = 10, .retry_cnt = 1, .rnr_retry = 7, .min_rnr_timer = 1};
+    for (int n = 0; n < QPS; n++)
+        connect_rc(qp[n], peer->gid, peer->qp[n], p);
 }
 
 static void send_one(int n, const struct address *peer, int round)

@@ -3,19 +3,12 @@
 // memory accesses broke it.
 
 #include "refusals.h"
+#include "rc_qps.h"
 
-#include <infiniband/verbs.h>
 #include <stdint.h>
 #include <time.h>
 
 enum {
-    PLACE = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-    PEER = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-    SENDS = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-            IBV_QP_MAX_QP_RD_ATOMIC,
-    ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-          IBV_ACCESS_REMOTE_ATOMIC,
     WORDS = 512,
     RECORD = 32, // words
     ROUNDS = 4,
@@ -34,50 +27,15 @@ static struct ibv_pd *pd;
 static union ibv_gid gid;
 static struct end near, far;
 
-static void open_device(void)
-{
-    int count;
-    struct ibv_device **list = ibv_get_device_list(&count);
-    MUST(list);
-    for (int n = 0; n < count && !context; n++)
-        if (list[n]->transport_type == IBV_TRANSPORT_IB)
-            context = ibv_open_device(list[n]);
-    ibv_free_device_list(list);
-    MUST(context && (pd = ibv_alloc_pd(context)) && !ibv_query_gid(context, 1, 0, &gid));
-}
-
 static void make(struct end *e)
 {
     MUST((e->cq = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
-    struct ibv_qp_init_attr a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = IBV_QPT_RC};
-    a.cap = (struct ibv_qp_cap){16, 16, 1, 1, 64};
-    MUST((e->qp = ibv_create_qp(pd, &a)) != NULL);
+    e->qp = create_rc(pd, e->cq, 16);
     void *memory = aligned_alloc(4096, 8 * WORDS);
     MUST(memory != NULL);
     memset(memory, 0, 8 * WORDS);
     e->words = memory;
     MUST((e->mr = ibv_reg_mr(pd, memory, 8 * WORDS, ALL)) != NULL);
-}
-
-static void move_to(struct end *e, int state, int mask, struct end *to)
-{
-    struct ibv_qp_attr a = {.qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024};
-    a.qp_access_flags = ALL;
-    a.dest_qp_num = to->qp->qp_num;
-    a.max_dest_rd_atomic = a.max_rd_atomic = 4;
-    a.min_rnr_timer = 12;
-    a.timeout = 20;
-    a.retry_cnt = a.rnr_retry = 7;
-    a.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
-    a.ah_attr.grh = (struct ibv_global_route){.dgid = gid, .hop_limit = 64};
-    MUST(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | mask) == 0);
-}
-
-static void wire(struct end *e, struct end *to)
-{
-    move_to(e, IBV_QPS_INIT, PLACE, to);
-    move_to(e, IBV_QPS_RTR, PEER, to);
-    move_to(e, IBV_QPS_RTS, SENDS, to);
 }
 
 // Posts a request of `count` words at index `at` of both memories.
@@ -194,11 +152,13 @@ int main(int argc, char **argv)
         {"version", version},
         {"counter", counter},
     };
-    open_device();
+    context = open_roce();
+    MUST((pd = ibv_alloc_pd(context)) && !ibv_query_gid(context, 1, 0, &gid));
     make(&near);
     make(&far);
-    wire(&near, &far);
-    wire(&far, &near);
+    struct patience p = {.timeout = 20, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
+    connect_rc(near.qp, gid, far.qp->qp_num, p);
+    connect_rc(far.qp, gid, near.qp->qp_num, p);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {
         if (argc < 2 || strcmp(argv[1], parts[n].name))
             continue;
