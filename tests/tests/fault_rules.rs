@@ -211,6 +211,20 @@ fn rules_are_listed_logged_and_cleared() {
 }
 
 #[test]
+fn a_cleared_rule_leaves_existing_qps() {
+    let Some(rig) = Rig::start("direct") else { return };
+    let rule = ["fault", "add", "do=complete", "status=rem-op-err", "opcode=write"];
+    assert!(rig.rnicctl(&rule).status.success());
+    // Its session begins after the rule was set.
+    let mut program = Process::start(rig.command("", &["read", "wc", "input", "write", "wc"]));
+    program.line_after("wc 0");
+    program.line_after("ready");
+    assert!(rig.rnicctl(&["fault", "clear"]).status.success());
+    program.ask("", "wc 0");
+    program.succeed();
+}
+
+#[test]
 fn wrong_rules_name_the_word() {
     let Some(rig) = Rig::start("direct") else { return };
     for (rule, text) in [
