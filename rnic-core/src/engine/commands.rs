@@ -80,7 +80,7 @@ pub enum EngineCommand {
     /// and restores the strict order.
     SetOrder(QpId, Option<Box<OrderRule>>),
     /// Sets the emulated link of all that a QP sends from now on, over this stream and later ones.
-    /// `None` restores normal operation. What is under way keeps its delay and its order.
+    /// `None` restores normal operation. Units in flight keep their delay and order.
     SetLink(QpId, Option<Arc<EmulatedLink>>),
     /// Replaces the deadlines, the limits and the policy for FPDU sizes. Running deadlines, the
     /// worker's number and the shared log of diagnoses do not change.

@@ -35,7 +35,7 @@ impl Engine {
             qp.datagram_sent(len);
         }
         self.tx_slab = slab;
-        // What is due at once.
+        // Datagrams without a delay.
         qp.deliver_delayed_datagrams(&mut self.state);
         qp.retire(&mut self.state);
         qp.requester.return_slots(&qp.core, &mut self.state);

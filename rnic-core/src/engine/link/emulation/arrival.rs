@@ -1,9 +1,9 @@
-//! What is in flight on the direct path, and what its receiver acknowledges.
+//! Units in flight on the direct path, and the acknowledgement that the receiver owes.
 
 use crate::engine::incoming::Incoming;
 use crate::engine::state::PeerSignal;
 
-/// What arrives from the other QP.
+/// A unit from the other QP.
 pub(in crate::engine) enum Arrival {
     Segment(Box<DelayedSegment>),
     /// It has carried out all requests before this one.

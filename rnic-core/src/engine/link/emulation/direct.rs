@@ -181,7 +181,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Handles what has arrived, until the turn ends or the QP is blocked.
+    /// Handles units that have arrived, until the turn ends or the QP is blocked.
     pub(in crate::engine) fn deliver_arrivals(&mut self, engine: &mut EngineState) {
         let mut any = false;
         while let Some(arrival) = self.next_arrival(engine.now) {

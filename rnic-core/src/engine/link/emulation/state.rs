@@ -37,7 +37,7 @@ pub(in crate::engine) struct Emulation {
     pub(super) peer_stalled: Option<FaultName>,
     pub(super) acknowledgement: Acknowledgement,
     pub datagrams: DelayedDatagrams,
-    /// Charge of the session for what is in flight to or, over TCP and on UD, from this QP.
+    /// Charge of the session for units in flight to this QP or, over TCP and on UD, from it.
     pub(super) charge: StreamCharge,
 }
 
