@@ -1,6 +1,7 @@
 // Programs that rely on more than the standards promise, with two ends of an RC connection in one
 // process. The command line names the part to run, which prints "done", or "broken" if the order of
-// memory accesses broke it.
+// memory accesses broke it. It may also contain the hold time of the rule in milliseconds: a round
+// that passed after half of it had no chance to break, so the program prints "late" instead.
 
 #include "refusals.h"
 #include "rc_qps.h"
@@ -12,6 +13,7 @@ enum {
     WORDS = 512,
     RECORD = 32, // words
     ROUNDS = 4,
+    PROBES = 8,
     DEADLINE = 120, // seconds, for events that should come at once
 };
 
@@ -26,6 +28,9 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
 static struct end near, far;
+static struct end probe, answering;
+static int64_t hold, began;
+static int is_late;
 
 static void make(struct end *e)
 {
@@ -56,12 +61,12 @@ static void post(enum ibv_wr_opcode opcode, int at, int count)
     MUST(ibv_post_send(near.qp, &wr, &bad) == 0);
 }
 
-static void complete(int count)
+static void complete(struct end *e, int count)
 {
     time_t until = time(NULL) + DEADLINE;
     while (count > 0) {
         struct ibv_wc wc;
-        int n = ibv_poll_cq(near.cq, 1, &wc);
+        int n = ibv_poll_cq(e->cq, 1, &wc);
         MUST(n >= 0 && (n == 0 || wc.status == IBV_WC_SUCCESS) && time(NULL) <= until);
         count -= n;
     }
@@ -75,14 +80,32 @@ static void await(int at, uint64_t value)
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 }
 
-// Lets the other end carry out a request that takes it some microseconds.
-static void work(void)
+static int64_t milliseconds(void)
 {
-    struct timespec begin, now;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    do
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < 3000000);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// Called after the accesses of a round that must precede the end of the hold time. The time of the
+// daemon's worker may be older than the request, hence the half.
+static void accessed(void)
+{
+    is_late = hold != 0 && milliseconds() - began > hold / 2;
+}
+
+// Lets the responder begin with the request posted last. Empty Writes of another pair of QPs, which
+// no rule holds, pass through the same worker one after the other.
+static void let_begin(void)
+{
+    for (int n = 0; n < PROBES; n++) {
+        struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+        struct ibv_send_wr *bad;
+        wr.wr.rdma.remote_addr = (uintptr_t)answering.words;
+        wr.wr.rdma.rkey = answering.mr->rkey;
+        MUST(ibv_post_send(probe.qp, &wr, &bad) == 0);
+        complete(&probe, 1);
+    }
 }
 
 static void fill(volatile uint64_t *words, int count, uint64_t value)
@@ -98,7 +121,8 @@ static int last_word(uint64_t round)
     post(IBV_WR_RDMA_WRITE, 0, WORDS);
     await(WORDS - 1, round);
     int good = far.words[0] == round;
-    complete(1);
+    accessed();
+    complete(&near, 1);
     return good;
 }
 
@@ -110,7 +134,8 @@ static int flag(uint64_t round)
     post(IBV_WR_RDMA_WRITE, 64, 1);
     await(64, round);
     int good = far.words[0] == round;
-    complete(2);
+    accessed();
+    complete(&near, 2);
     return good;
 }
 
@@ -119,11 +144,12 @@ static int flag(uint64_t round)
 static int version(uint64_t round)
 {
     post(IBV_WR_RDMA_READ, 0, RECORD);
-    work();
+    let_begin();
     far.words[RECORD - 1] = round;
     __atomic_thread_fence(__ATOMIC_RELEASE);
     fill(far.words + 1, RECORD - 2, round);
-    complete(1);
+    accessed();
+    complete(&near, 1);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     far.words[0] = round;
     int accepted = near.words[0] == near.words[RECORD - 1];
@@ -135,9 +161,10 @@ static int counter(uint64_t round)
 {
     far.words[0] = 0;
     post(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 1);
-    work();
+    let_begin();
     __atomic_fetch_add(&far.words[0], 1, __ATOMIC_SEQ_CST);
-    complete(1);
+    accessed();
+    complete(&near, 1);
     return far.words[0] == 2;
 }
 
@@ -154,19 +181,24 @@ int main(int argc, char **argv)
     };
     context = open_roce();
     MUST((pd = ibv_alloc_pd(context)) && !ibv_query_gid(context, 1, 0, &gid));
-    make(&near);
-    make(&far);
+    struct end *ends[] = {&near, &far, &probe, &answering};
+    for (int n = 0; n < 4; n++)
+        make(ends[n]);
     struct patience p = {.timeout = 20, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
-    connect_rc(near.qp, gid, far.qp->qp_num, p);
-    connect_rc(far.qp, gid, near.qp->qp_num, p);
+    for (int n = 0; n < 4; n++)
+        connect_rc(ends[n]->qp, gid, ends[n ^ 1]->qp->qp_num, p);
+    hold = argc < 3 ? 0 : atoi(argv[2]);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {
         if (argc < 2 || strcmp(argv[1], parts[n].name))
             continue;
-        for (uint64_t round = 1; round <= ROUNDS; round++)
-            if (!parts[n].run(round)) {
-                puts("broken");
+        for (uint64_t round = 1; round <= ROUNDS; round++) {
+            began = milliseconds();
+            int good = parts[n].run(round);
+            if (!good || is_late) {
+                puts(good ? "late" : "broken");
                 return 1;
             }
+        }
         puts("done");
         return 0;
     }

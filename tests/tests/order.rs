@@ -5,7 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use rnic_tests::{DEADLINE, Daemon, Process, built, omit, on_path, ports, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, engine, omit, on_path, ports, verbs};
+
+/// Hold time of rules that break a program, in milliseconds: the maximum, because a busy machine may
+/// run the program that late.
+const HOLD: &str = "1000";
 
 /// A daemon, and a program that runs over it.
 struct Stage {
@@ -20,29 +24,68 @@ impl Stage {
         let folder = tempfile::tempdir().unwrap();
         let program = verbs::program("tests/order.c", folder.path())?;
         let port = ports::unused_port();
-        let config = format!("{}[wired]\nport = {port}\n", on_path(loopback));
+        // The program relies on one worker, which carries out requests of several QPs in turns.
+        let config = format!("{}[wired]\nport = {port}\n", engine(1, loopback));
         Some(Stage { daemon: Daemon::start(&config), program, _folder: folder })
     }
 
     /// Runs a part of the program with a fault rule. Returns its output.
     fn run(&self, part: &str, rule: &str) -> String {
         let mut command = verbs::command(&self.program, &self.daemon);
-        let output = command.arg(part).env("RNIC_FAULTS", rule).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{part} with {rule}");
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        run(command.arg(part).env("RNIC_FAULTS", rule))
+    }
+
+    /// Runs a part of the program with a rule that holds data for [`HOLD`].
+    fn run_held(&self, part: &str, model: &str) -> String {
+        in_time(|| {
+            let mut command = verbs::command(&self.program, &self.daemon);
+            run(command.args([part, HOLD]).env("RNIC_FAULTS", held(model)))
+        })
     }
 
     /// Searches the first 16 messages for the inversion that breaks a part of the program.
-    fn bisect(&self, part: &str, rule: &str) -> String {
-        let mut command = Command::new(built::program("rnic-run"));
-        command.args(["--no-start", "--lib-dir"]).arg(built::libraries());
-        command.args(["--order-bisect", "16"]).arg(&self.program).arg(part);
-        command.env("RNIC_SOCKET", self.daemon.socket()).env("RNIC_DEVICES", verbs::BOTH_DEVICES);
-        command.env("RNIC_FAULTS", rule).env_remove("LD_PRELOAD").env_remove("RNIC_LOG");
-        let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        said
+    fn bisect(&self, part: &str, model: &str) -> String {
+        in_time(|| {
+            let mut command = Command::new(built::program("rnic-run"));
+            command.args(["--no-start", "--lib-dir"]).arg(built::libraries());
+            command.args(["--order-bisect", "16"]).arg(&self.program).args([part, HOLD]);
+            command.env("RNIC_SOCKET", self.daemon.socket());
+            command.env("RNIC_DEVICES", verbs::BOTH_DEVICES).env("RNIC_FAULTS", held(model));
+            command.env_remove("LD_PRELOAD").env_remove("RNIC_LOG");
+            let output = command.output().unwrap();
+            let said =
+                String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.code() == Some(1) || is_late(&said), "{said}");
+            said.into_owned()
+        })
+    }
+}
+
+/// Returns a rule that holds data for [`HOLD`].
+fn held(model: &str) -> String {
+    format!("do=order order=worst model={model} hold={HOLD}ms")
+}
+
+/// Runs a program that reports no errors. Returns its output.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{command:?}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn is_late(said: &str) -> bool {
+    said.lines().any(|line| line == "late")
+}
+
+/// Repeats runs of the program until it accesses memory within the hold time.
+fn in_time(mut run: impl FnMut() -> String) -> String {
+    let begun = Instant::now();
+    loop {
+        let said = run();
+        if !is_late(&said) {
+            return said;
+        }
+        assert!(begun.elapsed() < DEADLINE, "{said}");
     }
 }
 
@@ -53,8 +96,7 @@ fn breaks(part: &str, breaking: &[&str], passing: &[&str]) {
         let Some(stage) = Stage::new(loopback) else { return };
         assert_eq!(stage.run(part, ""), "done", "{part}, {loopback}");
         for model in breaking {
-            let rule = format!("do=order order=worst model={model} hold=30ms");
-            assert_eq!(stage.run(part, &rule), "broken", "{part}, {loopback}, {model}");
+            assert_eq!(stage.run_held(part, model), "broken", "{part}, {loopback}, {model}");
         }
         for model in passing {
             for order in ["worst", "random seed=1", "random seed=2"] {
@@ -96,8 +138,7 @@ fn bisection_names_both_requests_and_the_rule() {
         ("counter", "rc", "atomic operation 0", "store of a processor", "IBV_ATOMIC_HCA"),
     ];
     for (part, model, first, second, rule) in cases {
-        let rules = format!("do=order order=worst model={model} hold=30ms");
-        let said = stage.bisect(part, &rules);
+        let said = stage.bisect(part, model);
         for text in [first, second, rule, "fails if message 0 of a QP is inverted"] {
             assert!(said.contains(text), "{part}: {text} is missing in {said}");
         }
