@@ -115,14 +115,17 @@ impl<'a> Home<'a> {
 
     /// Stops the daemon, and waits for its end.
     fn is_left(&self) {
-        self.stop().expect("a daemon was started");
+        // A thread of the daemon writes the log, so the line with its pid can come late.
+        self.wait_until("no daemon was started", || self.stop().is_some());
+        self.wait_until("a daemon still runs", || {
+            self.log().is_some_and(|log| log.lines().last().is_some_and(|l| l.contains("stopped")))
+        });
+    }
+
+    fn wait_until(&self, otherwise: &str, is_done: impl Fn() -> bool) {
         let deadline = Instant::now() + DEADLINE;
-        loop {
-            let log = self.log().unwrap();
-            if log.lines().last().is_some_and(|line| line.contains("stopped")) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "a daemon still runs: {log}");
+        while !is_done() {
+            assert!(Instant::now() < deadline, "{otherwise}: {:?}", self.log());
             std::thread::yield_now();
         }
     }
