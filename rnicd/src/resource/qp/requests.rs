@@ -125,6 +125,18 @@ impl Manager {
         }
     }
 
+    /// Moves a QP to Error without a request of its program, which gets no reply.
+    pub(in crate::resource) fn fail_qp(&mut self, id: SessionId, qp: QpId) {
+        if let Some((_, object)) = self.qp_of(qp)
+            && let QpPhase::Bound(worker) = object.phase
+        {
+            self.workers.one(worker, EngineCommand::Disconnect(qp, DisconnectMode::Abort));
+        } else {
+            // No request waits for the worker that takes the QP.
+            self.end_unbound(id, qp);
+        }
+    }
+
     /// Moves a QP that no worker holds to Error. Returns the ticket of the worker that takes it, or
     /// `None` if the QP is leaving.
     pub(in crate::resource) fn end_unbound(&mut self, id: SessionId, qp: QpId) -> Option<Ticket> {

@@ -85,8 +85,7 @@ impl Manager {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let qps = session.qps.iter().filter(|(_, qp)| which(qp)).map(|(id, _)| *id);
         for qp in qps.collect::<Vec<_>>() {
-            // Cannot fail: the QPs were just listed, so they exist.
-            let _ = self.qp_to_error(id, qp);
+            self.fail_qp(id, qp);
         }
     }
 }
