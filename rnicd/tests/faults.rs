@@ -409,6 +409,32 @@ fn an_unconnected_qp_fails_without_a_reply() {
 }
 
 #[test]
+fn queues_fail_with_their_qps() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let pd = raw.pd();
+    let (cq, other) = (raw.cq(1), raw.cq(1));
+    let [qp, beside] = [cq, other].map(|cq| raw.qp(pd, cq));
+    set(&mut raw, &format!("do=cq-fatal verb=alloc_mw cq={}", cq.0));
+    // This request waits for the worker, as the failing QP does. It gets its own reply.
+    let reply = raw.call(RequestBody::AllocWindow { pd, kind: WindowKind::Type1 });
+    assert!(matches!(reply, Ok(ReplyBody::Window { .. })), "{reply:?}");
+    assert!(matches!(event(&raw), Event::CqError { cq: of, .. } if of == cq));
+    until("the QP to fail", || state(&mut raw, qp) == QpState::Error);
+    assert_ne!(state(&mut raw, beside), QpState::Error);
+    assert_eq!(clear(&mut raw, None), Ok(ReplyBody::Done));
+    let request = SrqRequest { pd, depth: 1, max_sge: 1, limit: 0, context: 0 };
+    let Ok(ReplyBody::Srq { srq, .. }) = raw.call(RequestBody::CreateSrq(request)) else {
+        panic!()
+    };
+    set(&mut raw, &format!("do=srq-fatal qp={}", beside.0));
+    assert_no_event(&mut raw);
+    set(&mut raw, "do=srq-fatal name=all");
+    assert!(matches!(event(&raw), Event::SrqError { srq: of, .. } if of == srq));
+    assert_ne!(state(&mut raw, beside), QpState::Error);
+}
+
+#[test]
 fn sessions_end_by_a_rule() {
     let Some(daemon) = for_others("") else { return };
     let mut alice = Raw::open_as(&daemon.socket(), ALICE);

@@ -2,7 +2,10 @@
 // step, and each step that has a result prints a line:
 //
 //   send, write, read, atomic   posts a request on the first QP (and a receive on the second)
-//   wc, receive                 waits for a completion of the first or second QP: opcode and status
+//   wc, receive                 waits for a completion of the first or second QP: its status
+//   arm                         arms the CQ of the first QP
+//   cq_event, no_cq_event       waits for its completion event, or checks that none is ready
+//   error                       moves the first QP to ERR
 //   event                       waits for an asynchronous event: its number, and its port if any
 //   port                        prints the state of the port
 //   state                       prints the states of both QPs
@@ -12,6 +15,7 @@
 #include "refusals.h"
 #include "rc_qps.h"
 
+#include <poll.h>
 #include <time.h>
 
 enum {
@@ -23,6 +27,7 @@ enum {
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr *mr;
+static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq[2];
 static struct ibv_qp *qp[2];
 static char bytes[LENGTH];
@@ -36,7 +41,8 @@ static void connect_to_each_other(void)
     if (getenv("RNR_RETRY"))
         p.rnr_retry = atoi(getenv("RNR_RETRY"));
     for (int n = 0; n < 2; n++) {
-        MUST((cq[n] = ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0)) != NULL);
+        struct ibv_comp_channel *notified = n ? NULL : channel;
+        MUST((cq[n] = ibv_create_cq(context, 2 * DEPTH, NULL, notified, 0)) != NULL);
         qp[n] = create_rc(pd, cq[n], DEPTH);
     }
     for (int n = 0; n < 2; n++)
@@ -71,6 +77,15 @@ static void complete(const char *step, int n)
         MUST(time(NULL) < until);
     MUST(got == 1);
     printf("%s %d\n", step, wc.status);
+}
+
+static void completion_event(void)
+{
+    struct ibv_cq *found;
+    void *own;
+    MUST(!ibv_get_cq_event(channel, &found, &own) && found == cq[0]);
+    ibv_ack_cq_events(found, 1);
+    puts("cq_event");
 }
 
 static void event(void)
@@ -116,6 +131,16 @@ static void step(const char *name)
         complete(name, 1);
     } else if (!strcmp(name, "event")) {
         event();
+    } else if (!strcmp(name, "arm")) {
+        MUST(!ibv_req_notify_cq(cq[0], 0));
+    } else if (!strcmp(name, "cq_event")) {
+        completion_event();
+    } else if (!strcmp(name, "no_cq_event")) {
+        struct pollfd channel_ready = {.fd = channel->fd, .events = POLLIN};
+        MUST(poll(&channel_ready, 1, 0) == 0);
+    } else if (!strcmp(name, "error")) {
+        struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
+        MUST(!ibv_modify_qp(qp[0], &a, IBV_QP_STATE));
     } else if (!strcmp(name, "port")) {
         struct ibv_port_attr a;
         MUST(!ibv_query_port(context, 1, &a));
@@ -147,11 +172,13 @@ int main(int argc, char **argv)
     context = open_roce();
     MUST((pd = ibv_alloc_pd(context)) != NULL);
     MUST((mr = ibv_reg_mr(pd, bytes, LENGTH, ALL)) != NULL);
+    MUST((channel = ibv_create_comp_channel(context)) != NULL);
     connect_to_each_other();
     for (int n = 1; n < argc; n++)
         step(argv[n]);
     for (int n = 0; n < 2; n++)
         MUST(!ibv_destroy_qp(qp[n]) && !ibv_destroy_cq(cq[n]));
+    MUST(!ibv_destroy_comp_channel(channel));
     MUST(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
     return 0;
 }

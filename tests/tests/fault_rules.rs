@@ -110,6 +110,58 @@ fn a_held_completion_arrives_last() {
 }
 
 #[test]
+fn held_completions_come_in_batches() {
+    check(
+        "do=hold-completion by=1h batch=3 opcode=write",
+        &["write", "write", "write", "wc", "wc", "wc", "read", "wc"],
+        &["wc 0", "wc 0", "wc 0", "wc 0"],
+    );
+}
+
+#[test]
+fn a_flush_may_be_late_or_never_come() {
+    // Receives of the second QP are flushed when the first ends the connection.
+    check(
+        "do=hold-completion by=10ms flushed=true",
+        &["write", "wc", "error", "write", "wc", "state"],
+        &["wc 0", "wc 5", "state 6 3"],
+    );
+    check(
+        "do=lose-completion flushed=true limit=1",
+        &["write", "wc", "error", "write", "write", "wc", "state"],
+        &["wc 0", "wc 5", "state 6 3"],
+    );
+}
+
+#[test]
+fn completion_events_are_held_lost_and_added() {
+    check(
+        "do=hold-event by=50ms nth=1",
+        &["arm", "write", "wc", "write", "wc", "cq_event", "no_cq_event"],
+        &["wc 0", "wc 0", "cq_event"],
+    );
+    check(
+        "do=lose-event nth=1",
+        &["arm", "write", "wc", "no_cq_event", "arm", "write", "cq_event", "wc"],
+        &["wc 0", "cq_event", "wc 0"],
+    );
+    check(
+        "do=extra-event nth=1",
+        &["write", "cq_event", "wc", "write", "wc", "no_cq_event"],
+        &["cq_event", "wc 0", "wc 0"],
+    );
+}
+
+#[test]
+fn the_cq_of_a_request_fails() {
+    check(
+        "do=cq-fatal opcode=write nth=2",
+        &["write", "wc", "write", "event"],
+        &["wc 0", "event 0 cq 0"],
+    );
+}
+
+#[test]
 fn verbs_fail_with_the_error_number() {
     // The first registration is the program's own.
     check(

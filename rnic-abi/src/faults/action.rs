@@ -7,7 +7,7 @@ use super::link::LinkShape;
 use super::names::{Names, errno, listed, status};
 use super::order::{MAX_HOLD, Order, OrderModel};
 use super::trigger::probability;
-use super::words::Words;
+use super::words::{Words, yes};
 use crate::types::{CompletionStatus, TerminateCode};
 use crate::units::Span;
 
@@ -38,9 +38,20 @@ pub enum Action {
     HoldCompletion {
         /// Delay.
         by: Duration,
+        /// Number of held completions of the QP at which all are published.
+        batch: Option<u32>,
     },
     /// Never publishes a completion. No device may do this.
     LoseCompletion,
+    /// Sends a completion event later. Until then the CQ raises no other: events are coalesced.
+    HoldEvent {
+        /// Delay.
+        by: Duration,
+    },
+    /// Never sends a completion event. No device may do this.
+    LoseEvent,
+    /// Sends a completion event for a completion that raises none.
+    ExtraEvent,
     /// Corrupts the CRC of an outgoing FPDU, over TCP.
     CorruptCrc,
     /// Stops the QP: it neither sends nor handles what arrives, but its connection stays.
@@ -74,6 +85,10 @@ pub enum Action {
         /// Time until the port is active again; without it, until the rule is cleared.
         time: Option<Duration>,
     },
+    /// Fails CQs as if they had overrun: `IBV_EVENT_CQ_ERR`, and their QPs move to ERR.
+    CqFatal,
+    /// Fails SRQs: `IBV_EVENT_SRQ_ERR`, and their QPs move to ERR.
+    SrqFatal,
     /// Raises an asynchronous event. Nothing else changes.
     Event {
         /// The event.
@@ -203,6 +218,10 @@ pub enum Point {
     Receive,
     /// The QP publishes a completion.
     Completion,
+    /// A completion of the QP raises an event.
+    CompletionEvent,
+    /// A completion of the QP raises no event.
+    QuietCompletion,
     /// The QP frames an outgoing FPDU, over TCP.
     Fpdu,
     /// The daemon handles a request of the program.
@@ -226,8 +245,11 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("refuse", &["as"]),
     ("terminate", &["code"]),
     ("rnr", &["times"]),
-    ("hold-completion", &["by"]),
+    ("hold-completion", &["by", "batch"]),
     ("lose-completion", &[]),
+    ("hold-event", &["by"]),
+    ("lose-event", &[]),
+    ("extra-event", &[]),
     ("corrupt-crc", &[]),
     ("stop", &["for"]),
     ("disconnect", &[]),
@@ -236,6 +258,8 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("reject", &["reason"]),
     ("unreachable", &["errno", "by"]),
     ("port-down", &["for"]),
+    ("cq-fatal", &[]),
+    ("srq-fatal", &[]),
     ("event", &["event"]),
     ("device-fatal", &[]),
     ("end-session", &[]),
@@ -269,10 +293,16 @@ impl Action {
                 Action::Terminate { code: code.ok_or_else(|| missing("code"))? }
             }
             "rnr" => Action::Rnr { times: words.number("times", 1, MAX_RNR_NAKS)?.unwrap_or(1) },
-            "hold-completion" => {
-                Action::HoldCompletion { by: words.time("by")?.ok_or_else(|| missing("by"))? }
-            }
+            "hold-completion" => Action::HoldCompletion {
+                by: words.time("by")?.ok_or_else(|| missing("by"))?,
+                batch: words.number("batch", 2, u32::MAX)?,
+            },
             "lose-completion" => Action::LoseCompletion,
+            "hold-event" => {
+                Action::HoldEvent { by: words.time("by")?.ok_or_else(|| missing("by"))? }
+            }
+            "lose-event" => Action::LoseEvent,
+            "extra-event" => Action::ExtraEvent,
             "corrupt-crc" => Action::CorruptCrc,
             "stop" => Action::Stop { time: words.time("for")? },
             "disconnect" => Action::Disconnect,
@@ -294,6 +324,8 @@ impl Action {
                 let event = words.parse("event", AsyncEvent::parse)?;
                 Action::Event { event: event.ok_or_else(|| missing("event"))? }
             }
+            "cq-fatal" => Action::CqFatal,
+            "srq-fatal" => Action::SrqFatal,
             "device-fatal" => Action::DeviceFatal,
             "link" => Action::Link(link(words)?),
             "order" => order(words)?,
@@ -309,12 +341,16 @@ impl Action {
             Action::Refuse { .. } | Action::Terminate { .. } => Point::Message,
             Action::Rnr { .. } => Point::Receive,
             Action::HoldCompletion { .. } | Action::LoseCompletion => Point::Completion,
+            Action::HoldEvent { .. } | Action::LoseEvent => Point::CompletionEvent,
+            Action::ExtraEvent => Point::QuietCompletion,
             Action::CorruptCrc => Point::Fpdu,
             Action::Fail { .. } | Action::Reject { .. } | Action::Unreachable { .. } => Point::Verb,
             Action::Stop { .. }
             | Action::Disconnect
             | Action::QpFatal
             | Action::PortDown { .. }
+            | Action::CqFatal
+            | Action::SrqFatal
             | Action::Event { .. }
             | Action::DeviceFatal
             | Action::EndSession => Point::Once,
@@ -397,10 +433,6 @@ fn rate(text: &str) -> Result<u64, String> {
     };
     let rate = number.parse::<u64>().ok().zip(unit).and_then(|(n, unit)| n.checked_mul(unit));
     rate.ok_or_else(|| "needs bits per second, as in 100Mbit (bit, kbit, Mbit, Gbit)".to_owned())
-}
-
-fn yes(text: &str) -> Result<bool, String> {
-    text.parse().map_err(|_| "needs true or false".to_owned())
 }
 
 /// Parses a share as parts per million.

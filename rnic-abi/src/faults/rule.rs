@@ -68,19 +68,21 @@ impl FaultRule {
         if matches!(action, Action::Reject { .. } | Action::Unreachable { .. }) {
             select.verb = Some(Verb::CONNECT);
         }
-        let unused = match point {
-            Point::Verb => select.opcode.is_some().then_some("opcode"),
-            Point::Fpdu if select.opcode.is_some() => Some("opcode"),
-            _ => select.verb.is_some().then_some("verb"),
-        };
+        let set = [
+            ("opcode", select.opcode.is_some()),
+            ("verb", select.verb.is_some()),
+            ("mr", select.mr.is_some()),
+            ("flushed", select.flushed),
+        ];
+        let unused = set.into_iter().find(|(key, is_set)| *is_set && !has_effect(key, point));
         let unused = match point {
             Point::Setting if !trigger.selects_all() => Some("a number, probability or limit"),
-            Point::Setting if select.opcode.is_some() => Some("opcode"),
-            _ => unused,
+            _ => unused.map(|(key, _)| key),
         };
         if let Some(key) = words.left().or(unused) {
             let own = keys_of(action_name).iter();
-            let all = own.chain(select::KEYS).chain(trigger::KEYS).filter(|known| **known != key);
+            let all = own.chain(select::KEYS).chain(trigger::KEYS);
+            let all = all.filter(|known| **known != key && has_effect(known, point));
             return Err(FaultError::Unknown {
                 key: key.to_owned(),
                 action: action_name,
@@ -88,5 +90,19 @@ impl FaultRule {
             });
         }
         Ok(FaultRule { name, select, trigger, action, point, action_name, text })
+    }
+}
+
+/// Returns true if a key of selectors or triggers has an effect in rules of this occasion.
+fn has_effect(key: &str, point: Point) -> bool {
+    match key {
+        "opcode" => !matches!(point, Point::Verb | Point::Fpdu | Point::Setting),
+        "verb" => matches!(point, Point::Verb | Point::Once),
+        "mr" => point == Point::Message,
+        "flushed" => {
+            matches!(point, Point::Completion | Point::CompletionEvent | Point::QuietCompletion)
+        }
+        "nth" | "every" | "probability" | "limit" => point != Point::Setting,
+        _ => true,
     }
 }

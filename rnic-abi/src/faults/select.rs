@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::error::FaultError;
 use super::opcode::Opcode;
 use super::verb::Verb;
-use super::words::Words;
+use super::words::{Words, yes};
 
 /// Objects and operations that a rule concerns. Each key that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct Selector {
     pub qp: Option<u32>,
     /// Handle of the send CQ or receive CQ.
     pub cq: Option<u32>,
+    /// Remote key of the region or window that a message accesses.
+    pub mr: Option<u32>,
     /// Address of the peer.
     pub peer: Option<IpAddr>,
     /// User, by number; `None` for the user who sets the rule.
@@ -30,6 +32,8 @@ pub struct Selector {
     pub verb: Option<Verb>,
     /// Kind of request or message.
     pub opcode: Option<Opcode>,
+    /// Only flushed requests and receives, of rules about completions.
+    pub flushed: bool,
 }
 
 /// Users that a rule concerns, other than the user who sets it.
@@ -42,8 +46,10 @@ pub enum UserSelector {
 }
 
 /// Keys of selectors, in the order of the documentation.
-pub(super) const KEYS: &[&str] =
-    &["device", "port", "pd", "qp", "cq", "peer", "user", "pid", "command", "verb", "opcode"];
+pub(super) const KEYS: &[&str] = &[
+    "device", "port", "pd", "qp", "cq", "mr", "peer", "user", "pid", "command", "verb", "opcode",
+    "flushed",
+];
 
 impl Selector {
     pub(super) fn take(words: &mut Words) -> Result<Self, FaultError> {
@@ -54,6 +60,7 @@ impl Selector {
             pd: words.number("pd", 0, u32::MAX)?,
             qp: words.number("qp", 0, u32::MAX)?,
             cq: words.number("cq", 0, u32::MAX)?,
+            mr: words.parse("mr", rkey)?,
             peer: words.parse("peer", |value| {
                 value.parse().map_err(|_| "needs an IPv4 or IPv6 address".to_owned())
             })?,
@@ -68,7 +75,13 @@ impl Selector {
             command: words.take("command"),
             verb: words.parse("verb", Verb::parse)?,
             opcode: words.parse("opcode", Opcode::parse)?,
+            flushed: words.parse("flushed", yes)?.unwrap_or_default(),
         })
+    }
+
+    /// Returns true if the rule selects QPs by their device, PD, number or peer.
+    pub fn selects_qps(&self) -> bool {
+        self.device.is_some() || self.pd.is_some() || self.qp.is_some() || self.peer.is_some()
     }
 
     /// Returns true if the rule does not select single programs.
@@ -81,4 +94,10 @@ impl Selector {
         self.pid.is_none_or(|wanted| wanted == pid)
             && self.command.as_deref().is_none_or(|wanted| wanted == command)
     }
+}
+
+fn rkey(text: &str) -> Result<u32, String> {
+    let hex = text.strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16));
+    let rkey = hex.unwrap_or_else(|| text.parse());
+    rkey.map_err(|_| "needs a remote key (rkey), decimal or with 0x".to_owned())
 }

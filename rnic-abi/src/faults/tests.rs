@@ -52,7 +52,21 @@ fn every_action_has_its_arguments() {
         ("do=terminate code=1/2/1F", Action::Terminate { code }, Point::Message),
         ("do=rnr", Action::Rnr { times: 1 }, Point::Receive),
         ("do=rnr times=1000000", Action::Rnr { times: 1_000_000 }, Point::Receive),
-        ("do=hold-completion by=5ms", Action::HoldCompletion { by }, Point::Completion),
+        (
+            "do=hold-completion by=5ms",
+            Action::HoldCompletion { by, batch: None },
+            Point::Completion,
+        ),
+        (
+            "do=hold-completion by=5ms batch=4 flushed=true",
+            Action::HoldCompletion { by, batch: Some(4) },
+            Point::Completion,
+        ),
+        ("do=hold-event by=5ms", Action::HoldEvent { by }, Point::CompletionEvent),
+        ("do=lose-event", Action::LoseEvent, Point::CompletionEvent),
+        ("do=extra-event", Action::ExtraEvent, Point::QuietCompletion),
+        ("do=cq-fatal", Action::CqFatal, Point::Once),
+        ("do=srq-fatal", Action::SrqFatal, Point::Once),
         ("do=lose-completion", Action::LoseCompletion, Point::Completion),
         ("do=corrupt-crc", Action::CorruptCrc, Point::Fpdu),
         ("do=stop", Action::Stop { time: None }, Point::Once),
@@ -185,12 +199,17 @@ fn every_selector_is_parsed() {
         "do=stop name=a.b_c-9 device=rnic0 port=1 pd=2 qp=3 cq=4 peer=10.0.0.2 user=1000 pid=7 \
          command=\"my; program\"",
     );
-    let Selector { device, pd, qp, cq, peer, user, pid, command, verb, opcode } = rule.select;
+    let Selector { device, pd, qp, cq, mr, peer, user, pid, command, verb, opcode, flushed } =
+        rule.select;
     assert_eq!((device.as_deref(), command.as_deref()), (Some("rnic0"), Some("my; program")));
     assert_eq!((pd, qp, cq, pid), (Some(2), Some(3), Some(4), Some(7)));
     assert_eq!(peer, Some([10, 0, 0, 2].into()));
     assert_eq!(user, Some(UserSelector::Uid(1000)));
-    assert_eq!((verb, opcode), (None, None));
+    assert_eq!((verb, opcode, mr, flushed), (None, None, None, false));
+    for (rkey, number) in [("0x1f00", 0x1F00), ("31", 31)] {
+        assert_eq!(one(&format!("do=terminate code=1/2/00 mr={rkey}")).select.mr, Some(number));
+    }
+    assert!(one("do=lose-completion flushed=true").select.flushed);
     assert_eq!(rule.name.unwrap().as_str(), "a.b_c-9");
     assert_eq!(one("do=stop user=any").select.user, Some(UserSelector::Any));
     assert_eq!(one("do=stop").select, Selector::default());
@@ -319,6 +338,9 @@ fn errors_of_keys_without_effect() {
         ("do=complete status=fatal-err verb=reg_mr", "verb", "complete"),
         ("do=disconnect opcode=send verb=reg_mr", "opcode", "disconnect"),
         ("do=link delay=1ms opcode=send", "opcode", "link"),
+        ("do=link delay=1ms mr=1", "mr", "link"),
+        ("do=complete status=fatal-err mr=1", "mr", "complete"),
+        ("do=complete status=fatal-err flushed=true", "flushed", "complete"),
     ] {
         let error = error(text);
         let expected = format!("{key} has no effect with do={action}; its keys are ");
@@ -339,6 +361,9 @@ fn errors_of_keys_without_effect() {
 fn errors_of_values() {
     for (text, expected) in [
         ("do=stop port=2", "port=2: needs a whole number from 1 to 1"),
+        ("do=refuse as=access-error mr=x", "mr=x: needs a remote key (rkey), decimal or with 0x"),
+        ("do=lose-event flushed=1", "flushed=1: needs true or false"),
+        ("do=hold-completion by=1s batch=1", "batch=1: needs a whole number from 2 to 4294967295"),
         ("do=stop qp=x", "qp=x: needs a whole number from 0 to 4294967295"),
         ("do=stop pd=4294967296", "pd=4294967296: needs a whole number from 0 to 4294967295"),
         ("do=stop pid=0", "pid=0: needs a whole number from 1 to 2147483647"),

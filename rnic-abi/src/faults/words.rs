@@ -112,3 +112,8 @@ impl Words {
         self.0.iter().map(word).collect::<Vec<_>>().join(" ")
     }
 }
+
+/// Parses the value of a key that is true or false.
+pub(super) fn yes(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| "needs true or false".to_owned())
+}

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_abi::faults::{Action, Counter, FaultName, FaultRule, Opcode, Point};
-use rnic_abi::types::Time;
+use rnic_abi::types::{Stag, Time};
 
 /// A fault rule in force.
 #[derive(Debug)]
@@ -54,12 +54,35 @@ impl ArmedFault {
     }
 
     /// Returns the action if the fault takes place at this occasion.
-    pub fn at(&self, point: Point, opcode: Option<Opcode>, now: Time) -> Option<Action> {
+    pub fn at(&self, occasion: &Occasion, now: Time) -> Option<Action> {
+        let Occasion { point, opcode, flushed, stag } = *occasion;
         let FaultRule { select, action, .. } = &self.rule;
         let matches = self.rule.point == point
             && select.opcode.is_none_or(|wanted| opcode == Some(wanted))
+            && (flushed || !select.flushed)
+            && select.mr.is_none_or(|wanted| stag == Some(Stag(wanted)))
             && self.strikes(now);
         matches.then_some(*action)
+    }
+}
+
+/// An occasion of a QP, with all that rules may select of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Occasion {
+    /// Kind of occasion.
+    pub point: Point,
+    /// Kind of the request or message.
+    pub opcode: Option<Opcode>,
+    /// True at the completion of a flushed request or receive.
+    pub flushed: bool,
+    /// STag of this side's memory that a message accesses.
+    pub stag: Option<Stag>,
+}
+
+impl Occasion {
+    /// Returns an occasion that has only a kind of request or message.
+    pub fn new(point: Point, opcode: Option<Opcode>) -> Self {
+        Occasion { point, opcode, flushed: false, stag: None }
     }
 }
 

@@ -25,7 +25,7 @@ pub use allocator::StagAllocator;
 pub use copier::Copier;
 pub use cq::Cq;
 pub use diagnoses::DiagnosisLog;
-pub use faults::ArmedFault;
+pub use faults::{ArmedFault, Occasion};
 pub use memory::Memory;
 pub use qp::QpShared;
 pub use recent_stag::RecentStag;

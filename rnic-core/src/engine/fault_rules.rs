@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::device::ArmedFault;
+use crate::device::{ArmedFault, Occasion};
 use rnic_abi::abi::queue::Cqe;
 use rnic_abi::faults::{Action, FaultName, Opcode, Point};
-use rnic_abi::types::Time;
+use rnic_abi::types::{CompletionOpcode, CompletionStatus, Time};
 
 /// Rules of a QP, and the completions that they hold back.
 #[derive(Default)]
@@ -15,6 +15,8 @@ pub(super) struct Faults {
     pub rules: Vec<Arc<ArmedFault>>,
     /// Completions to be published later, in order. Each holds a reserved slot of its CQ.
     pub held: VecDeque<HeldCompletion>,
+    /// Times of completion events to be sent later: of the receive CQ, of the send CQ.
+    pub events: [Option<Time>; 2],
     /// The next Send has been held back, and takes its receive when there is one.
     pub passes_send: bool,
 }
@@ -49,7 +51,28 @@ impl Faults {
         opcode: Option<Opcode>,
         now: Time,
     ) -> Option<(&ArmedFault, Action)> {
-        let struck = |rule: &Arc<ArmedFault>| rule.at(point, opcode, now);
+        self.strikes_at(&Occasion::new(point, opcode), now)
+    }
+
+    /// Like [`strikes`](Self::strikes), for an occasion that concerns a completion.
+    pub(super) fn strikes_completion(
+        &self,
+        point: Point,
+        cqe: &Cqe,
+        now: Time,
+    ) -> Option<(&ArmedFault, Action)> {
+        let opcode = CompletionOpcode::from_u8(cqe.opcode).map(Opcode::of_completion);
+        let flushed = cqe.status == CompletionStatus::WrFlush as u8;
+        self.strikes_at(&Occasion { flushed, ..Occasion::new(point, opcode) }, now)
+    }
+
+    /// Like [`strikes`](Self::strikes), for any occasion.
+    pub(super) fn strikes_at(
+        &self,
+        occasion: &Occasion,
+        now: Time,
+    ) -> Option<(&ArmedFault, Action)> {
+        let struck = |rule: &Arc<ArmedFault>| rule.at(occasion, now);
         self.rules.iter().find_map(|rule| Some((&**rule, struck(rule)?)))
     }
 }

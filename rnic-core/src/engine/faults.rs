@@ -14,7 +14,7 @@ use crate::device::cq::CqFault;
 use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
 use rnic_abi::abi::queue::Cqe;
 use rnic_abi::faults::{Action, FaultName, Opcode, Point};
-use rnic_abi::types::{CompletionOpcode, Time};
+use rnic_abi::types::Time;
 
 impl QpCore {
     /// Returns the reason why a rule fails this request, if one does.
@@ -46,12 +46,9 @@ impl QpCore {
 
     fn publish_send_by_rules(&mut self, cqe: &Cqe, engine: &mut EngineState) {
         match self.completion_fate(cqe, engine) {
-            CompletionFate::Now => {
-                let cqes = std::slice::from_ref(cqe);
-                engine.notify(self.send_cq.publish_reserved(cqes), &self.send_cq);
-            }
+            CompletionFate::Now => self.publish_into_slot(cqe, true, engine),
             CompletionFate::Never => engine.unreserve(&self.send_cq, 1),
-            CompletionFate::At(at) => self.hold(at, *cqe, true, engine),
+            CompletionFate::Held(hold) => self.hold(hold, *cqe, true, engine),
         }
     }
 
@@ -67,13 +64,16 @@ impl QpCore {
             return Ok(());
         }
         match self.completion_fate(cqe, engine) {
-            CompletionFate::Now => engine.notify(self.recv_cq.publish(cqe)?, &self.recv_cq),
+            CompletionFate::Now => {
+                let published = self.recv_cq.publish(cqe)?;
+                self.notify_by_rules(published, cqe, false, engine);
+            }
             CompletionFate::Never => {}
-            CompletionFate::At(at) => {
+            CompletionFate::Held(hold) => {
                 if self.recv_cq.reserve(1)? == 0 {
                     return Err(CqFault::Full);
                 }
-                self.hold(at, *cqe, false, engine);
+                self.hold(hold, *cqe, false, engine);
             }
         }
         Ok(())
@@ -82,38 +82,60 @@ impl QpCore {
     /// Publishes the completions of flushed receives into their reserved slots. Those that are held
     /// come first.
     pub(super) fn publish_flushed(&mut self, cqes: &[Cqe], engine: &mut EngineState) {
-        self.publish_held(true, engine);
+        if self.faults.is_some() {
+            return cqes.iter().for_each(|cqe| self.publish_flushed_by_rules(cqe, engine));
+        }
         engine.notify(self.recv_cq.publish_reserved(cqes), &self.recv_cq);
+    }
+
+    fn publish_flushed_by_rules(&mut self, cqe: &Cqe, engine: &mut EngineState) {
+        match self.completion_fate(cqe, engine) {
+            CompletionFate::Now => self.publish_into_slot(cqe, false, engine),
+            CompletionFate::Never => engine.unreserve(&self.recv_cq, 1),
+            CompletionFate::Held(hold) => self.hold(hold, *cqe, false, engine),
+        }
+    }
+
+    /// Publishes a completion into its reserved slot.
+    fn publish_into_slot(&mut self, cqe: &Cqe, of_send: bool, engine: &mut EngineState) {
+        let cq = if of_send { &self.send_cq } else { &self.recv_cq };
+        let published = cq.publish_reserved(std::slice::from_ref(cqe));
+        self.notify_by_rules(published, cqe, of_send, engine);
     }
 
     fn completion_fate(&self, cqe: &Cqe, engine: &EngineState) -> CompletionFate {
         let Some(faults) = &self.faults else { return CompletionFate::Now };
-        let opcode = CompletionOpcode::from_u8(cqe.opcode).map(Opcode::of_completion);
         // A completion does not overtake those that are held.
         let after_held = faults.held.back().map(|held| held.at);
         let wr_id = cqe.wr_id;
-        match faults.strikes(Point::Completion, opcode, engine.now) {
+        match faults.strikes_completion(Point::Completion, cqe, engine.now) {
             Some((rule, Action::LoseCompletion)) => {
                 record(self, engine, rule.name, format!("the completion of {wr_id} was lost"));
                 CompletionFate::Never
             }
-            Some((rule, Action::HoldCompletion { by })) => {
+            Some((rule, Action::HoldCompletion { by, batch })) => {
                 let text = format!("the completion of {wr_id} was held back for {by:?}");
                 record(self, engine, rule.name, text);
                 let at = engine.now.after(by);
-                CompletionFate::At(after_held.map_or(at, |last| last.max(at)))
+                let at = after_held.map_or(at, |last| last.max(at));
+                CompletionFate::Held(Hold { at, batch })
             }
-            _ => after_held.map_or(CompletionFate::Now, CompletionFate::At),
+            _ => after_held
+                .map_or(CompletionFate::Now, |at| CompletionFate::Held(Hold { at, batch: None })),
         }
     }
 
-    fn hold(&mut self, at: Time, cqe: Cqe, of_send: bool, engine: &mut EngineState) {
+    fn hold(&mut self, hold: Hold, cqe: Cqe, of_send: bool, engine: &mut EngineState) {
+        let Hold { at, batch } = hold;
         let due = Due::Completion(self.key);
         let Some(faults) = &mut self.faults else { return };
         if faults.held.is_empty() {
             engine.deadlines.set(at, due);
         }
         faults.held.push_back(HeldCompletion { at, cqe, of_send });
+        if batch.is_some_and(|batch| faults.held.len() >= batch as usize) {
+            self.publish_held(true, engine);
+        }
     }
 
     /// Publishes the held completions that are due, or all.
@@ -122,17 +144,19 @@ impl QpCore {
         let Some(faults) = &mut self.faults else { return };
         let Some(first) = faults.held.front().map(|held| held.at) else { return };
         engine.deadlines.clear(first, due);
-        while let Some(held) = faults.held.pop_front_if(|held| all || held.at <= engine.now) {
-            let cq = if held.of_send { &self.send_cq } else { &self.recv_cq };
-            engine.notify(cq.publish_reserved(std::slice::from_ref(&held.cqe)), cq);
+        let now = engine.now;
+        let is_due = |held: &mut HeldCompletion| all || held.at <= now;
+        while let Some(held) = self.faults.as_mut().and_then(|f| f.held.pop_front_if(is_due)) {
+            self.publish_into_slot(&held.cqe, held.of_send, engine);
         }
-        if let Some(next) = faults.held.front() {
+        if let Some(next) = self.faults.as_ref().and_then(|faults| faults.held.front()) {
             engine.deadlines.set(next.at, due);
         }
     }
 
     /// Drops the held completions of a QP that is destroyed, and returns their slots.
     pub(super) fn drop_held(&mut self, engine: &mut EngineState) {
+        self.send_held_events(true, engine);
         let Some(mut faults) = self.faults.take() else { return };
         if let Some(first) = faults.held.front() {
             engine.deadlines.clear(first.at, Due::Completion(self.key));
@@ -154,8 +178,14 @@ impl QpCore {
 
 enum CompletionFate {
     Now,
-    At(Time),
+    Held(Hold),
     Never,
+}
+
+/// Time until which a completion is held, and the number of held completions that ends it.
+struct Hold {
+    at: Time,
+    batch: Option<u32>,
 }
 
 /// Records the effect of a rule on a QP.

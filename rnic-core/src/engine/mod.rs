@@ -21,6 +21,7 @@ mod copies;
 mod datagram;
 mod deadlines;
 mod doorbells;
+mod event_faults;
 mod explanation;
 mod fault_rules;
 mod faults;
@@ -198,6 +199,9 @@ impl Engine {
                 }
                 Some(Due::Completion(key)) => {
                     self.with_key(key, |qp, engine| qp.publish_held(engine));
+                }
+                Some(Due::CompletionEvent(key)) => {
+                    self.with_key(key, |qp, engine| qp.core.send_held_events(false, engine));
                 }
                 Some(Due::Order(key)) => {
                     self.with_key(key, |qp, engine| qp.order_due(engine));

@@ -9,17 +9,22 @@ use super::incoming::Incoming;
 use super::qp::Qp;
 use super::reason::{Effect, Reason};
 use super::state::EngineState;
-use crate::device::ArmedFault;
+use crate::device::{ArmedFault, Occasion};
 use rnic_abi::faults::{Action, FaultName, Opcode, Point};
 use rnic_abi::types::Time;
 
 impl Qp {
     /// Replaces the rules of the QP.
     pub(super) fn set_faults(&mut self, rules: Vec<Arc<ArmedFault>>, engine: &mut EngineState) {
-        let holds =
-            |rule: &Arc<ArmedFault>| matches!(rule.rule.action, Action::HoldCompletion { .. });
-        if !rules.iter().any(holds) {
+        let actions = || rules.iter().map(|rule| rule.rule.action);
+        let holds_completions =
+            actions().any(|action| matches!(action, Action::HoldCompletion { .. }));
+        if !holds_completions {
             self.core.publish_held(true, engine);
+        }
+        let holds_events = actions().any(|action| matches!(action, Action::HoldEvent { .. }));
+        if !holds_events {
+            self.core.send_held_events(true, engine);
         }
         if rules.is_empty() {
             self.core.faults = None;
@@ -37,20 +42,22 @@ impl Qp {
         if let Incoming::Send { mo: 0, .. } = segment {
             faults.passes_send = false;
         }
-        let (opcode, read) = match segment {
+        let (opcode, stag) = match segment {
             // An acknowledgement request is no message of the peer's program.
             Incoming::ReadRequest(read)
                 if read.request.size == 0 && self.core.transport.acknowledges() =>
             {
                 return Ok(());
             }
-            Incoming::Write { last: true, .. } => (Opcode::Write, false),
-            Incoming::Send { last: true, .. } => (Opcode::Send, false),
-            Incoming::ReadRequest(_) => (Opcode::Read, true),
-            Incoming::AtomicRequest(_) => (Opcode::Atomic, false),
+            Incoming::Write { last: true, stag, .. } => (Opcode::Write, Some(*stag)),
+            Incoming::Send { last: true, .. } => (Opcode::Send, None),
+            Incoming::ReadRequest(read) => (Opcode::Read, Some(read.request.src_stag)),
+            Incoming::AtomicRequest(atomic) => (Opcode::Atomic, Some(atomic.request.stag)),
             _ => return Ok(()),
         };
-        let struck = faults.strikes(Point::Message, Some(opcode), now);
+        let read = opcode == Opcode::Read;
+        let occasion = Occasion { stag, ..Occasion::new(Point::Message, Some(opcode)) };
+        let struck = faults.strikes_at(&occasion, now);
         let Some((rule, action)) = struck else { return Ok(()) };
         let effect = match action {
             Action::Refuse { error } => Effect::Refuses { error, read },

@@ -14,7 +14,7 @@ use crate::resource::qp::QpPhase;
 use crate::resource::session::Session;
 
 /// The session, and the QP if known, whose request a rule selected.
-type Subject = Option<(SessionId, Option<QpId>)>;
+pub(super) type Subject = Option<(SessionId, Option<QpId>)>;
 
 impl Manager {
     /// Returns the time at which [`run_faults`](Self::run_faults) is due.
@@ -96,6 +96,8 @@ impl Manager {
                 self.raise(number, AsyncEvent::PORT_ERR, None, now);
                 self.port_changed();
             }
+            Action::CqFatal => self.fail_cqs(number, subject, now),
+            Action::SrqFatal => self.fail_srqs(number, subject, now),
             Action::Event { event } => self.raise(number, event, subject, now),
             Action::DeviceFatal => {
                 self.raise(number, AsyncEvent::DEVICE_FATAL, None, now);
@@ -158,7 +160,6 @@ impl Manager {
         let Some(rule) = self.faults.rules.get(&number) else { return };
         let name = rule.name();
         let select = rule.armed.rule.select.clone();
-        let is = |wanted: Option<u32>, number: u32| wanted.is_none_or(|n| n == number);
         let mut objects: Vec<(SessionId, AsyncObject)> = Vec::new();
         match event.element() {
             Element::Device | Element::Port => {
@@ -173,16 +174,12 @@ impl Manager {
                 objects.extend(qps.map(|(id, qp)| (id, AsyncObject::Qp(qp))));
             }
             Element::Cq => {
-                for (_, session) in self.selected(number, subject) {
-                    let cqs = session.cqs.keys().filter(|cq| is(select.cq, cq.0));
-                    objects.extend(cqs.map(|cq| (session.id, AsyncObject::Cq(*cq))));
-                }
+                let cqs = self.cqs_of(number, subject).into_iter();
+                objects.extend(cqs.map(|(id, cq)| (id, AsyncObject::Cq(cq))));
             }
             Element::Srq => {
-                for (_, session) in self.selected(number, subject) {
-                    let srqs = session.srqs.keys();
-                    objects.extend(srqs.map(|srq| (session.id, AsyncObject::Srq(*srq))));
-                }
+                let srqs = self.srqs_of(number, subject).into_iter();
+                objects.extend(srqs.map(|(id, srq)| (id, AsyncObject::Srq(srq))));
             }
         }
         let text = format!("{} was raised", event.name());
@@ -222,7 +219,11 @@ impl Manager {
     }
 
     /// Returns the sessions that a rule selects, of the subject or of all.
-    fn selected(&self, number: u64, subject: Subject) -> impl Iterator<Item = (&Rule, &Session)> {
+    pub(super) fn selected(
+        &self,
+        number: u64,
+        subject: Subject,
+    ) -> impl Iterator<Item = (&Rule, &Session)> {
         let one = subject.and_then(|(id, _)| self.sessions.get(&id));
         let all = subject.is_none().then(|| self.sessions.values()).into_iter().flatten();
         let rule = self.faults.rules.get(&number).into_iter();
@@ -236,7 +237,7 @@ impl Manager {
         self.selected(number, subject).map(|(_, session)| session.id).collect()
     }
 
-    fn qps_of(&self, number: u64, subject: Subject) -> Vec<(SessionId, QpId)> {
+    pub(super) fn qps_of(&self, number: u64, subject: Subject) -> Vec<(SessionId, QpId)> {
         let only = subject.and_then(|(_, qp)| qp);
         let mut found = Vec::new();
         for (rule, session) in self.selected(number, subject) {

@@ -8,6 +8,7 @@
 
 mod effects;
 mod qps;
+mod queues;
 mod requests;
 pub(super) mod told;
 mod verbs;

@@ -65,6 +65,56 @@ fn each_held_completion_has_its_time() {
 }
 
 #[test]
+fn a_full_batch_is_published_at_once() {
+    for (mut w, which) in pairs() {
+        set(&mut w, A, "do=hold-completion by=1s batch=3");
+        for n in 1..=2 {
+            send(&mut w, n);
+        }
+        assert_eq!(w.completions(A), [""; 0], "{which}");
+        send(&mut w, 3);
+        assert_eq!(w.completions(A), ["1 Send", "2 Send", "3 Send"], "{which}");
+        send(&mut w, 4);
+        w.advance(HOLD - MS);
+        assert_eq!(w.completions(A), [""; 0], "{which}");
+        w.advance(MS);
+        assert_eq!(w.completions(A), ["4 Send"], "{which}: the time has passed");
+        assert_eq!(usage(&w, A), (0, 0), "{which}");
+    }
+}
+
+#[test]
+fn only_flushed_requests_are_held() {
+    for (mut w, which) in pairs() {
+        set(&mut w, A, "do=hold-completion by=1s flushed=true");
+        w.recv(A, 20, &[]);
+        send(&mut w, 1);
+        assert_eq!(w.completions(A), ["1 Send"], "{which}");
+        w.abort(A);
+        w.post(A, &[Wr::send(2, &[])]);
+        assert_eq!(w.completions(A), [""; 0], "{which}");
+        w.advance(HOLD);
+        assert_eq!(w.completions(A).len(), 2, "{which}");
+        assert_eq!(usage(&w, A), (0, 0), "{which}");
+    }
+}
+
+#[test]
+fn a_lost_flush_returns_its_slot() {
+    for (mut w, which) in pairs() {
+        let rule = set_one(&mut w, A, "do=lose-completion flushed=true");
+        for n in 20..23 {
+            w.recv(A, n, &[]);
+        }
+        w.abort(A);
+        w.post(A, &[Wr::send(2, &[])]);
+        assert_eq!(w.completions(A), [""; 0], "{which}");
+        assert_eq!(usage(&w, A), (0, 0), "{which}");
+        assert_eq!(counts(&rule), (4, 4), "{which}");
+    }
+}
+
+#[test]
 fn receives_are_held_too() {
     for (mut w, which) in pairs() {
         set(&mut w, B, "do=hold-completion by=1s opcode=recv nth=1");

@@ -129,6 +129,23 @@ fn each_message_is_counted_once() {
     }
 }
 
+/// A Send accesses no region by its key.
+#[test]
+fn messages_are_refused_for_one_region() {
+    for (mut w, which) in pairs() {
+        let a = w.any_mr(A, 8);
+        let b = [w.any_mr(B, 8), w.any_mr(B, 8)];
+        let text = format!("do=refuse as=access-error mr={:#x}", b[1].stag.0);
+        let rule = set_one(&mut w, B, &text);
+        w.recv(B, 10, &[]);
+        w.post(A, &[Wr::send(1, &[]), Wr::write(2, &[a.all()], &b[0], 0)]);
+        w.post(A, &[Wr::read(3, a.all(), &b[0], 0), Wr::fetch_add(4, 1, a.all(), &b[0], 0)]);
+        assert_eq!((w.completions(A).len(), counts(&rule)), (4, (0, 0)), "{which}");
+        w.post(A, &[Wr::write(5, &[a.all()], &b[1], 0)]);
+        assert_eq!((w.state(B), counts(&rule)), (QpState::Error, (1, 1)), "{which}");
+    }
+}
+
 /// A user that is alone gets turns that are long enough for runs of segments.
 #[test]
 fn the_last_segment_of_a_run_is_refused() {

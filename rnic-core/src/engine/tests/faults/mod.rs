@@ -2,6 +2,7 @@
 //! that stop.
 
 mod completions;
+mod events;
 mod messages;
 mod requests;
 mod rnr;
