@@ -2,10 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use rnic_abi::types::TerminateCode;
 use rnic_core::ddp::Header;
 use rnic_core::rdmap::{Control, Layout, ReadRequest, Terminate};
 use rnic_core::stream::{Fault, terminate};
-use rnic_abi::types::TerminateCode;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok((header, payload)) = Header::parse(data) {

@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rnic_core::mpa::startup::RtrKinds;
-use rnic_core::stream::introduction::{VerificationQuery, Introduction};
-use rnic_core::stream::startup::{Initiator, Options, Responder, ResponderStep};
 use rnic_abi::types::{Gid, QpId};
+use rnic_core::mpa::startup::RtrKinds;
+use rnic_core::stream::introduction::{Introduction, VerificationQuery};
+use rnic_core::stream::startup::{Initiator, Options, Responder, ResponderStep};
 use rnic_fuzz::Input;
 
 fuzz_target!(|data: &[u8]| {
@@ -25,7 +25,10 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(VerificationQuery::parse(&bytes), Some(question));
         assert_eq!(bytes[8..], data[8..bytes.len()]);
     }
-    assert!(!VerificationQuery::is_confirmed_by(data) || data.starts_with(&VerificationQuery::answer(true)));
+    assert!(
+        !VerificationQuery::is_confirmed_by(data)
+            || data.starts_with(&VerificationQuery::answer(true))
+    );
     // A valid introduction, then the same one with one changed byte, or truncated.
     let mut input = Input(data);
     let gid = |input: &mut Input<'_>| {

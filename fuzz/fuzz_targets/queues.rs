@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use rnic_abi::abi::queue::{SendFlags, SendHeader};
+use rnic_abi::types::{QpState, Stag};
 use rnic_core::engine::EngineCommand;
 use rnic_core::stream::startup::Role;
-use rnic_abi::types::{QpState, Stag};
 use rnic_fuzz::{IOVA, Input, QP_BELL, Receiving, SRQ_BELL, World, negotiated, stag};
 
 fuzz_target!(|data: &[u8]| {
@@ -28,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let words = w.clients[2].used / 8;
     while !input.is_empty() {
-        match input.u8() % 8 {
+        match input.u8() % 9 {
             // Stores an arbitrary word (or a small number, in the next arm) at an arbitrary place.
             0 | 1 => {
                 let at = usize::from(input.u16()) % words;
@@ -49,6 +49,10 @@ fuzz_target!(|data: &[u8]| {
                 w.ring(2, QP_BELL);
                 w.ring(2, SRQ_BELL);
                 w.settle();
+            }
+            7 => {
+                w.set_faults(2, &mut input);
+                w.advance(Duration::from_millis(input.u8().into()));
             }
             _ => {
                 while w.clients[2].cq.poll().is_some() && input.u8() != 0 {}

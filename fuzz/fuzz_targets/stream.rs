@@ -6,12 +6,12 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use rnic_abi::abi::control::DisconnectMode;
 use rnic_abi::abi::queue::Sge;
+use rnic_abi::types::{Msn, QpState, Stag, TaggedOffset};
 use rnic_core::ddp::{Header, TaggedHeader, UntaggedHeader};
 use rnic_core::engine::EngineCommand;
 use rnic_core::mpa::Framer;
 use rnic_core::mpa::startup::RtrKinds;
 use rnic_core::stream::startup::Role;
-use rnic_abi::types::{Msn, QpState, Stag, TaggedOffset};
 use rnic_fuzz::{IOVA, Input, REGION, World, negotiated, stag};
 
 fuzz_target!(|data: &[u8]| {
@@ -67,7 +67,9 @@ fuzz_target!(|data: &[u8]| {
                 }
                 w.settle();
             }
-            _ => match input.u8() % 7 {
+            _ => match input.u8() % 9 {
+                7 => w.set_faults(0, &mut input),
+                8 => w.advance(Duration::from_millis(input.u8().into())),
                 0 => {
                     let stag = Stag(stag(0).0 + u32::from(input.u8()) % 3);
                     w.command(EngineCommand::RevokeStag(stag));
@@ -89,6 +91,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(unread + reserved <= 16);
     }
     // Whatever the input, the QP must reach Error within its deadlines.
+    w.clear_faults(0);
     w.command(EngineCommand::Disconnect(qp, DisconnectMode::Orderly));
     for _ in 0..4 {
         while w.clients[0].cq.poll().is_some() {}

@@ -8,22 +8,26 @@ use std::time::Duration;
 use rnic_abi::abi::queue::{
     PAGE, QueueKind, QueueShape, SendHeader, SendOpcode, Sge, WindowParams,
 };
-use rnic_core::device::{Cq, Memory, QpShared, Srq, StagChange, StagEntry, StagKind, Window};
-use rnic_core::engine::{
-    Broadcast, ConnectedEnd, Engine, EngineCommand, EngineOptions, MulpduPolicy, Notification,
-    Output, QpConfig, Receives, Work,
-};
+use rnic_abi::faults::order::{OrderModel, OrderRule};
+use rnic_abi::faults::{Action, FaultName, FaultRule};
 use rnic_abi::shm::Mapping;
 use rnic_abi::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_abi::shm::io::Piece;
 use rnic_abi::shm::queue::{
     CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
 };
-use rnic_core::stream::startup::{Negotiated, Role};
 use rnic_abi::types::{
     Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, SrqId, Stag, Time, UserId,
     WindowKind,
 };
+use rnic_core::device::{
+    ArmedFault, Cq, Memory, QpShared, Srq, StagChange, StagEntry, StagKind, Window,
+};
+use rnic_core::engine::{
+    Broadcast, ConnectedEnd, EmulatedLink, Engine, EngineCommand, EngineOptions, MulpduPolicy,
+    Notification, Output, QpConfig, Receives, Work,
+};
+use rnic_core::stream::startup::{Negotiated, Role};
 
 /// Reads an input from front to back. After its end, integers are 0.
 pub struct Input<'a>(pub &'a [u8]);
@@ -66,6 +70,28 @@ const WINDOWS: u32 = 8;
 pub const IOVA: u64 = 0x10_000;
 pub const REGION: usize = 4096;
 const ARENA: usize = 256 << 10;
+
+/// Fault rules that the targets may set, each of them alone or with others.
+const RULES: [&str; 18] = [
+    "do=complete status=rem-op-err every=3",
+    "do=complete status=loc-prot-err opcode=read nth=2",
+    "do=refuse as=access-error every=4",
+    "do=refuse as=invalid-request opcode=write nth=2",
+    "do=terminate code=1/2/01 nth=3",
+    "do=rnr times=3 every=2",
+    "do=hold-completion by=100ms every=2",
+    "do=hold-completion by=1s batch=3",
+    "do=hold-completion by=200ms flushed=true",
+    "do=lose-completion every=3",
+    "do=hold-event by=100ms",
+    "do=lose-event every=2",
+    "do=extra-event",
+    "do=corrupt-crc nth=2",
+    "do=order order=worst hold=100ms",
+    "do=order order=random seed=1 model=rc-relaxed hold=1s",
+    "do=link delay=1ms jitter=3ms rate=1Mbit",
+    "do=link stall=true",
+];
 
 /// Receive queue of a client's QP. With `SharedAndHeld`, Sends wait until a receive is posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,6 +156,38 @@ impl World {
         let now = Time(1);
         let clients = (0..clients).map(|n| Client::new(n, how, &mut engine, now)).collect();
         World { engine, clients, now, closed: false, sent: 0 }
+    }
+
+    /// Sets some of [`RULES`] for the QP of a client, stops the QP, or shapes its link.
+    pub fn set_faults(&mut self, n: usize, input: &mut Input<'_>) {
+        let qp = self.clients[n].qp;
+        let chosen = input.u64();
+        let name = FaultName::parse("fuzz").expect("a name");
+        let texts = RULES.iter().enumerate().filter(|(bit, _)| chosen >> bit & 1 != 0);
+        let mut rules = Vec::new();
+        let (mut order, mut link) = (None, None);
+        for (number, (_, text)) in (1..).zip(texts) {
+            let rule = FaultRule::parse_all(text).expect("a rule").remove(0);
+            let armed = Arc::new(ArmedFault::new(name, number, rule, self.now));
+            match armed.rule.action {
+                Action::Link(shape) => link = Some(Arc::new(EmulatedLink::new(armed, shape))),
+                Action::Order { order: how, model, .. } => {
+                    let model = model.unwrap_or(OrderModel::Iwarp);
+                    let rule = OrderRule { fault: name, order: how, model, inversions: None };
+                    order = Some(Box::new(rule));
+                }
+                _ => rules.push(armed),
+            }
+        }
+        self.command(EngineCommand::SetFaults(qp, rules));
+        self.command(EngineCommand::SetOrder(qp, order));
+        self.command(EngineCommand::SetLink(qp, link));
+        self.command(EngineCommand::SetStopped(qp, (chosen >> 63 != 0).then_some(name)));
+    }
+
+    /// Clears the fault rules of a client.
+    pub fn clear_faults(&mut self, n: usize) {
+        self.set_faults(n, &mut Input(&[]));
     }
 
     pub fn attach_tcp(&mut self, n: usize, negotiated: Negotiated) {
