@@ -90,6 +90,31 @@ attacks! {
     sessions_of_one_user: Case::new(Attack::Sessions),
 }
 
+// Fault rules of the attacker, which hold back work and data or add to it.
+attacks! {
+    [1, 2],
+    flushed_sends_that_are_held: Case {
+        faults: "do=hold-completion by=20ms user=61102",
+        ..Case::new(Attack::FlushedSends)
+    },
+    flushed_sends_with_extra_events: Case {
+        faults: "do=extra-event user=61102; do=lose-completion every=100 user=61102; \
+                 do=hold-event by=10ms user=61102",
+        ..Case::new(Attack::FlushedSendsArmed)
+    },
+    binds_that_fail_by_rules: Case {
+        faults: "do=complete status=mw-bind-err every=50 user=61102; \
+                 do=event event=port-err opcode=bind-mw user=61102",
+        ..Case::new(Attack::Binds)
+    },
+    reads_on_a_slow_and_reordered_link: Case {
+        faults: "do=link delay=1ms jitter=5ms user=61102; \
+                 do=order order=worst hold=20ms user=61102; \
+                 do=hold-completion by=1ms every=10 user=61102",
+        ..Case::new(Attack::Reads)
+    },
+}
+
 // Load on the control thread, or on the kernel on behalf of the daemon.
 attacks! {
     [1],

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rnic_client::{Context, FaultRow, ListKind, Rows};
 use rustix::process::Signal;
 
 use super::bystander::PATIENCE;
@@ -25,6 +26,8 @@ pub struct Case {
     pub attack: Attack,
     /// Additional configuration.
     pub config: &'static str,
+    /// Fault rules in force for the attacker.
+    pub faults: &'static str,
     /// Shell command that limits the daemon.
     pub limit: &'static str,
     /// True if slow peers are measured as well.
@@ -50,6 +53,7 @@ impl Case {
         Case {
             attack,
             config: "",
+            faults: "",
             limit: "true",
             peers: false,
             share: SHARE,
@@ -346,6 +350,8 @@ impl Stage {
         if workers == 1 {
             assert_eq!(cpu::confine_threads(daemon.pid(), "rnicd-worker", worker), 1);
         }
+        let context = Context::open_at(daemon.socket()).expect("the daemon answers");
+        context.set_faults(case.faults).expect("root is an administrator");
         let mut bystander = daemon.actor_as(61_101, &["bystand", &pair.to_string()]);
         bystander.line_after("ready");
         Stage { daemon, bystander, peers: case.peers }
@@ -366,6 +372,15 @@ impl Stage {
             1.0
         };
         Measurements { rate, longest: longest.map(Duration::from_micros), served }
+    }
+
+    /// Returns the fault rules in force, without settings, which inject nothing.
+    fn fault_rows(&self) -> Vec<FaultRow> {
+        let context = Context::open_at(self.daemon.socket()).expect("the daemon answers");
+        let page = context.list(ListKind::Faults, 0).expect("the daemon answers");
+        let Rows::Faults(mut rows) = page.rows else { panic!("rows of another kind") };
+        rows.retain(|row| !row.rule.contains("do=link") && !row.rule.contains("do=order"));
+        rows
     }
 
     fn figures(&mut self, what: &str, time: &str) -> Vec<u64> {
@@ -389,6 +404,9 @@ impl Stage {
 
     /// Stops both. Returns the daemon's log.
     pub(super) fn end(mut self) -> Vec<String> {
+        for rule in self.fault_rows() {
+            assert!(rule.injected > 0, "the fault {} had no effect: {}", rule.name, rule.rule);
+        }
         self.bystander.release();
         self.bystander.succeed();
         self.daemon.is_empty();
