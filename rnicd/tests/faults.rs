@@ -147,7 +147,7 @@ fn other_users_rules_are_for_administrators() {
 }
 
 #[test]
-fn names_are_unique_for_each_owner() {
+fn names_are_unique_for_owner_and_session() {
     let Some(daemon) = for_others("") else { return };
     let mut alice = Raw::open_as(&daemon.socket(), ALICE);
     let mut bob = Raw::open_as(&daemon.socket(), BOB);
@@ -161,6 +161,13 @@ fn names_are_unique_for_each_owner() {
     assert_eq!(names(&mut alice), ["x", "stop", "stop-2", "stop-3", "stop-4"]);
     set(&mut bob, "do=stop name=x");
     assert_eq!(names(&mut bob), ["x"]);
+    // Each process of a job has the rules of its environment.
+    let mut other = Raw::open_as(&daemon.socket(), BOB);
+    for raw in [&mut bob, &mut other] {
+        assert_eq!(try_set(raw, "do=lose-event name=x", true), Ok(ReplyBody::Done));
+        assert!(try_set(raw, "do=stop name=x", true).is_err());
+    }
+    assert_eq!(names(&mut bob), ["x"; 3]);
 }
 
 #[test]
@@ -177,8 +184,9 @@ fn own_rules_end_with_their_session() {
     assert!(rows[0].session.is_some());
     assert_eq!((rows[0].owner, rows[0].rule.as_str()), (uid(), rule));
     set(&mut first, "do=fail errno=EIO verb=alloc_mw");
+    assert_eq!(names(&mut second), ["fail"; 2]);
     drop(first);
-    until("the end of the session's rule", || names(&mut second) == ["fail-2"]);
+    until("the end of the session's rule", || names(&mut second) == ["fail"]);
 }
 
 #[test]

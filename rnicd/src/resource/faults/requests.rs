@@ -76,7 +76,10 @@ impl Manager {
                 what: format!("a fault rule for other users, as user {owner}"),
             });
         }
-        let of_owner = self.faults.rules.values().filter(|rule| rule.owner == owner);
+        // Each process of a job has the rules of its environment, with the same names.
+        let only = own.then_some(id);
+        let beside = |rule: &&Rule| rule.owner == owner && rule.session == only;
+        let of_owner = self.faults.rules.values().filter(beside);
         let taken: Vec<_> = of_owner.map(Rule::name).chain(named.iter().copied()).collect();
         let name = match rule.name {
             Some(name) if taken.contains(&name) => {
@@ -93,7 +96,7 @@ impl Manager {
             armed: Arc::new(armed),
             owner,
             user,
-            session: own.then_some(id),
+            session: only,
             lasts: None,
             _charge: charge,
         })
