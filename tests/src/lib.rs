@@ -18,6 +18,7 @@ pub mod frozen;
 pub mod hammer;
 pub mod hostile;
 pub mod mortal;
+pub mod mpi;
 mod omit;
 pub mod over;
 pub mod pcap;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
+use rnic_tests::mpi::Collectives;
 use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -222,6 +223,22 @@ fn a_port_that_stays_down_exhausts_retries() {
         &["write", "wc", "reg_mr", "event", "port", "write", "wc", "state"],
         &["wc 0", "reg_mr 0", "event 10 port 1", "port 1", "wc 12", "state 6 3"],
     );
+}
+
+/// UCX gives up when the retries of its RC QPs are exhausted (`UCX_RC_TIMEOUT`,
+/// `UCX_RC_RETRY_COUNT`).
+#[test]
+fn an_mpi_job_outlasts_a_flap_within_its_retries() {
+    let Some(collectives) = Collectives::build() else { return };
+    let daemon = Daemon::start("");
+    let flap = "do=port-down for=3s opcode=send nth=20";
+    let mut command = collectives.command(&daemon, 2, flap);
+    let output = command.env("UCX_RC_TIMEOUT", "8s").output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("2 ranks agree"), "{output:?}");
+    let mut command = collectives.command(&daemon, 2, "do=port-down opcode=send nth=20");
+    let output = command.env("UCX_RC_TIMEOUT", "50ms").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("retry counter exceeded"), "{said}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use rnic_tests::mpi::Collectives;
 use rnic_tests::{DEADLINE, Daemon, Process, built, engine, omit, on_path, ports, verbs};
 
 /// Hold time of rules that break a program, in milliseconds: the maximum, because a busy machine may
@@ -208,26 +209,10 @@ fn correct_programs_pass_under_every_model() {
 
 #[test]
 fn collectives_agree_under_every_model() {
-    if !has("mpicc") || !has("mpirun") {
-        return omit("no mpicc here: Debian package libopenmpi-dev");
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("collectives");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/collectives.c");
-    let built = Command::new("mpicc").arg("-o").arg(&program).arg(source).status().unwrap();
-    assert!(built.success());
+    let Some(collectives) = Collectives::build() else { return };
     let daemon = Daemon::start("");
     for rule in rules() {
-        let mut command = Command::new("mpirun");
-        command.args(["--oversubscribe", "-np", "4", "--mca", "plm", "isolated"]);
-        command.args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"]);
-        command.args(["--mca", "opal_common_ucx_devices", "any"]);
-        command.args(["-x", "UCX_TLS=rc_verbs,ud_verbs:aux,self"]);
-        command.arg(built::program("rnic-run")).args(["--no-start", "--lib-dir"]);
-        command.arg(built::libraries()).arg(&program);
-        command.env("RNIC_SOCKET", daemon.socket()).env("RNIC_FAULTS", &rule);
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        let output = command.output().unwrap();
+        let output = collectives.command(&daemon, 4, &rule).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(said.contains("4 ranks agree"), "{rule}: {output:?}");
     }

@@ -1,0 +1,51 @@
+//! An MPI job of Open MPI and UCX over the RoCE device.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::{Daemon, built, omit};
+
+/// A program that runs MPI collectives and compares their results.
+pub struct Collectives {
+    program: PathBuf,
+    _folder: TempDir,
+}
+
+impl Collectives {
+    /// Compiles the program. Without Open MPI, reports an omission and returns `None`.
+    ///
+    /// # Panics
+    ///
+    /// If the build fails.
+    pub fn build() -> Option<Self> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let has = |name| std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
+        if !has("mpicc") || !has("mpirun") {
+            omit("no mpicc here: Debian package libopenmpi-dev");
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let program = folder.path().join("collectives");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/collectives.c");
+        let built = Command::new("mpicc").arg("-o").arg(&program).arg(source).status();
+        assert!(built.expect("mpicc runs").success(), "the program cannot be built");
+        Some(Collectives { program, _folder: folder })
+    }
+
+    /// Returns a command that runs the job with fault rules in each rank. It prints that the ranks
+    /// agree.
+    pub fn command(&self, daemon: &Daemon, ranks: u32, rules: &str) -> Command {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "-np", &ranks.to_string(), "--mca", "plm", "isolated"]);
+        command.args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"]);
+        command.args(["--mca", "opal_common_ucx_devices", "any"]);
+        command.args(["-x", "UCX_TLS=rc_verbs,ud_verbs:aux,self"]);
+        command.arg(built::program("rnic-run")).args(["--no-start", "--lib-dir"]);
+        command.arg(built::libraries()).arg(&self.program);
+        command.env("RNIC_SOCKET", daemon.socket()).env("RNIC_FAULTS", rules);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command
+    }
+}
