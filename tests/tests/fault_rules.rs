@@ -182,6 +182,15 @@ fn a_failed_qp_raises_its_event() {
 }
 
 #[test]
+fn a_rule_takes_effect_before_its_request() {
+    check(
+        "do=qp-fatal opcode=write nth=2",
+        &["write", "wc", "write", "wc", "event"],
+        &["wc 0", "wc 5", "event 1 qp 0"],
+    );
+}
+
+#[test]
 fn a_port_goes_down_and_comes_back() {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };

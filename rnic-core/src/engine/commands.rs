@@ -72,6 +72,9 @@ pub enum EngineCommand {
     AdminDisconnect(QpId),
     /// Replaces the fault rules of a QP.
     SetFaults(QpId, Vec<Arc<ArmedFault>>),
+    /// Lets the request of a QP begin that waited for the effect of a rule
+    /// ([`Notification::FaultStruck`]).
+    FaultTookEffect(QpId),
     /// Ends the connection of a QP or fails it, for a fault rule.
     Inject(QpId, FaultName, QpFault),
     /// Stops a QP for a fault rule, or lets it continue.
@@ -159,6 +162,9 @@ impl Engine {
             }
             EngineCommand::SetFaults(qp, rules) => {
                 self.with(qp, |qp, engine| qp.set_faults(rules, engine));
+            }
+            EngineCommand::FaultTookEffect(qp) => {
+                self.with(qp, |qp, engine| qp.core.fault_took_effect(engine));
             }
             EngineCommand::Inject(qp, fault, effect) => {
                 self.with(qp, |qp, engine| qp.inject(fault, effect, engine));

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::reason::Reason;
 use crate::device::{ArmedFault, Occasion};
 use rnic_abi::abi::queue::Cqe;
 use rnic_abi::faults::{Action, FaultName, Opcode, Point};
@@ -17,8 +18,32 @@ pub(super) struct Faults {
     pub held: VecDeque<HeldCompletion>,
     /// Times of completion events to be sent later: of the receive CQ, of the send CQ.
     pub events: [Option<Time>; 2],
+    /// Progress of the next request, if a rule with an effect outside of the engine selects it.
+    pub request: RequestWait,
     /// The next Send has been held back, and takes its receive when there is one.
     pub passes_send: bool,
+}
+
+/// Progress of a request that a rule with an effect outside of the engine selects.
+#[derive(Default)]
+pub(super) enum RequestWait {
+    /// No rule has selected the next request yet.
+    #[default]
+    None,
+    /// The request waits until the rule has taken effect.
+    Waits,
+    /// The rule has taken effect, and the request begins.
+    Ended,
+}
+
+/// Effect of the rules of a QP on a request that is about to begin.
+pub(super) enum RequestFault {
+    /// The request begins.
+    None,
+    /// The request waits for the effect of a rule.
+    Waits,
+    /// The request fails.
+    Fails(Reason),
 }
 
 /// A completion to be published later.

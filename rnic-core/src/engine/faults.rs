@@ -5,34 +5,74 @@
 //! ([`Notification::FaultStruck`]).
 
 use super::deadlines::Due;
-use super::fault_rules::{HeldCompletion, rule_of_fault};
+use super::fault_rules::{HeldCompletion, RequestFault, RequestWait, rule_of_fault};
 use super::interface::Notification;
 use super::qp_core::QpCore;
 use super::reason::{Effect, Reason};
 use super::state::EngineState;
 use crate::device::cq::CqFault;
 use rnic_abi::abi::control::{Diagnosis, DiagnosisKind};
-use rnic_abi::abi::queue::Cqe;
+use rnic_abi::abi::queue::{Cqe, SendOpcode};
 use rnic_abi::faults::{Action, FaultName, Opcode, Point};
+use rnic_abi::shm::queue::SendEntry;
 use rnic_abi::types::Time;
 
 impl QpCore {
-    /// Returns the reason why a rule fails this request, if one does.
+    /// Evaluates the rules for a request that is about to begin. If a rule has an effect outside of
+    /// the engine, the request waits for it ([`EngineCommand::FaultTookEffect`]).
+    ///
+    /// [`EngineCommand::FaultTookEffect`]: super::EngineCommand::FaultTookEffect
+    #[inline]
     pub(super) fn request_fault(
-        &self,
-        opcode: Option<Opcode>,
+        &mut self,
+        entry: &SendEntry,
         engine: &mut EngineState,
-    ) -> Option<Reason> {
-        let (rule, action) = self.faults.as_ref()?.strikes(Point::Request, opcode, engine.now)?;
+    ) -> RequestFault {
+        if self.faults.is_none() { RequestFault::None } else { self.fault_of(entry, engine) }
+    }
+
+    fn fault_of(&mut self, entry: &SendEntry, engine: &mut EngineState) -> RequestFault {
+        let Some(faults) = &mut self.faults else { return RequestFault::None };
+        match faults.request {
+            RequestWait::None => {}
+            RequestWait::Waits => return RequestFault::Waits,
+            RequestWait::Ended => {
+                faults.request = RequestWait::None;
+                return RequestFault::None;
+            }
+        }
+        let opcode = SendOpcode::from_u8(entry.header.opcode).map(Opcode::of);
+        let struck = faults.strikes(Point::Request, opcode, engine.now);
+        let Some((rule, action)) = struck else { return RequestFault::None };
         let fault = rule.name;
         if let Action::Complete { status } = action {
-            return Some(Reason::Injected { fault, effect: Effect::Completes(status) });
+            let effect = Effect::Completes(status);
+            return RequestFault::Fails(Reason::Injected { fault, effect });
         }
-        if rule.begin_report() {
-            let fault = rule.number;
-            engine.report(Notification::FaultStruck { fault, qp: self.id });
+        if !rule.begin_report() {
+            return RequestFault::None;
         }
-        None
+        let fault = rule.number;
+        faults.request = RequestWait::Waits;
+        engine.report(Notification::FaultStruck { fault, qp: self.id });
+        RequestFault::Waits
+    }
+
+    /// Forgets that a rule has selected the next request, which is flushed.
+    pub(super) fn forget_request_fault(&mut self) {
+        if let Some(faults) = &mut self.faults {
+            faults.request = RequestWait::None;
+        }
+    }
+
+    /// Lets the request begin that waited for the effect of a rule.
+    pub(super) fn fault_took_effect(&mut self, engine: &mut EngineState) {
+        if let Some(faults) = &mut self.faults
+            && matches!(faults.request, RequestWait::Waits)
+        {
+            faults.request = RequestWait::Ended;
+        }
+        engine.wake(self);
     }
 
     /// Publishes completions of requests into their reserved slots.

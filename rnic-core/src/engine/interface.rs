@@ -169,7 +169,8 @@ pub enum Notification {
         /// The QP.
         qp: QpId,
     },
-    /// A fault rule with an effect outside of the engine has struck.
+    /// A fault rule with an effect outside of the engine has struck. The request waits for
+    /// [`EngineCommand::FaultTookEffect`](super::EngineCommand::FaultTookEffect).
     FaultStruck {
         /// Number of the rule.
         fault: u64,

@@ -28,6 +28,8 @@ impl Qp {
         }
         if rules.is_empty() {
             self.core.faults = None;
+            // A request may have waited for the effect of a rule.
+            engine.wake(&mut self.core);
         } else {
             self.core.faults.get_or_insert_default().rules = rules;
         }

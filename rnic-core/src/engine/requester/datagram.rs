@@ -4,6 +4,7 @@ use super::message::{Addressed, HeaderTemplate, Message};
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
 use crate::ddp::qn;
+use crate::engine::fault_rules::RequestFault;
 use crate::engine::numbers::high_half;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
@@ -31,8 +32,16 @@ impl Requester {
             return Ok(false);
         }
         let Some(entry) = self.take_request(core, engine)? else { return Ok(false) };
+        let fault = core.request_fault(&entry, engine);
+        if let RequestFault::Waits = fault {
+            self.fenced = Some(entry);
+            return Ok(false);
+        }
         let seq = self.push_in_flight(&entry);
-        let begun = self.datagram(&entry, seq, mtu, core, engine);
+        let begun = match fault {
+            RequestFault::Fails(reason) => Err(reason),
+            _ => self.datagram(&entry, seq, mtu, core, engine),
+        };
         let (message, addressed) = begun.map_err(|reason| {
             core.turn.charge(REQUEST_COST);
             RequestError::Failed { seq, reason }

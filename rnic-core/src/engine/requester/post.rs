@@ -15,6 +15,7 @@ use super::{Immediate, RequestError, Requester};
 use crate::ddp::{UntaggedHeader, qn};
 use crate::device::cq::CqFault;
 use crate::device::stag::LocalFault;
+use crate::engine::fault_rules::RequestFault;
 use crate::engine::life::LifeCycle;
 use crate::engine::numbers::{count, high_half, low_half};
 use crate::engine::qp_core::QpCore;
@@ -24,7 +25,6 @@ use crate::engine::state::EngineState;
 use crate::mpa::MIN_MULPDU;
 use crate::rdmap::{ATOMIC_REQUEST_LEN, AtomicRequest, Opcode, READ_REQUEST_LEN, ReadRequest};
 use rnic_abi::abi::queue::{SendFlags, SendOpcode, Sge};
-use rnic_abi::faults::Opcode as FaultOpcode;
 use rnic_abi::shm::queue::{SendEntry, TakeError};
 use rnic_abi::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
@@ -130,7 +130,15 @@ impl Requester {
                 self.fenced = Some(entry);
                 return Ok(false);
             }
-            let begun = self.begin(&entry, core, life, engine);
+            let fault = match core.request_fault(&entry, engine) {
+                RequestFault::None => None,
+                RequestFault::Fails(reason) => Some(reason),
+                RequestFault::Waits => {
+                    self.fenced = Some(entry);
+                    return Ok(false);
+                }
+            };
+            let begun = self.begin(&entry, fault, core, life, engine);
             if !matches!(begun, Ok(true)) {
                 core.turn.charge(REQUEST_COST);
             }
@@ -252,9 +260,11 @@ impl Requester {
     }
 
     /// Starts a request and consumes one reserved slot. Returns true if a message is in progress.
+    /// `fault` is the reason why a rule fails the request.
     fn begin(
         &mut self,
         entry: &SendEntry,
+        fault: Option<Reason>,
         core: &mut QpCore,
         life: &LifeCycle,
         engine: &mut EngineState,
@@ -264,10 +274,8 @@ impl Requester {
         let seq = self.push_in_flight(entry);
         let spare = &h.params[opcode.map_or(0, SendOpcode::parameters)..];
         let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
-        let fault =
-            core.faults.is_some().then(|| core.request_fault(opcode.map(FaultOpcode::of), engine));
         let begun = match opcode {
-            _ if let Some(Some(reason)) = fault => Err(reason),
+            _ if let Some(reason) = fault => Err(reason),
             None => Err(Reason::Opcode(h.opcode)),
             Some(_) if !plain => Err(Reason::UnsupportedFlags(h.flags.into())),
             Some(opcode) if !core.transport.carries(opcode) => Err(Reason::Unreliable),

@@ -57,6 +57,18 @@ impl Manager {
         }
         let Some(session) = self.handles.qps.owner(qp.0) else { return };
         self.take_effect(number, Some((session, Some(qp))), clock::now());
+        self.faults.waiting.push(qp);
+    }
+
+    /// Lets requests begin that waited for the effects of rules.
+    pub(super) fn release_requests(&mut self) {
+        for qp in std::mem::take(&mut self.faults.waiting) {
+            if let Some((_, object)) = self.qp_of(qp)
+                && let QpPhase::Bound(worker) = object.phase
+            {
+                self.workers.one(worker, EngineCommand::FaultTookEffect(qp));
+            }
+        }
     }
 
     /// Counts an occasion of a rule. If the fault takes place, carries it out.

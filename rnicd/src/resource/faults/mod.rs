@@ -39,6 +39,8 @@ pub(super) struct FaultRules {
     /// Rules of which workers have reported an occasion. They may report more in the next round of
     /// the control thread, so that no rule keeps it busy.
     reported: Vec<Arc<ArmedFault>>,
+    /// QPs with a request that waits for the effect of a rule.
+    waiting: Vec<QpId>,
     /// Some QPs may not have the rules in force.
     are_stale: bool,
     /// Emulated links that QPs have.

@@ -55,7 +55,7 @@ impl Manager {
     /// had some, so that the rules of a user cost other users nothing.
     pub(in crate::resource) fn refresh_stale_faults(&mut self) {
         if !std::mem::take(&mut self.faults.are_stale) {
-            return;
+            return self.release_requests();
         }
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         for id in ids {
@@ -69,6 +69,8 @@ impl Manager {
                 self.give_rules(id, qp, &rules);
             }
         }
+        // The QPs have the effects now.
+        self.release_requests();
     }
 
     /// Gives a QP its rules. Called when it is created, and when its peer or device is known.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::super::requests::Wr;
 use super::super::world::{A, B, Wiring, World};
 use super::{assert_injected, counts, pairs, set, set_one};
+use crate::engine::EngineCommand;
 use rnic_abi::types::QpState;
 
 const STATUSES: [(&str, &str); 15] = [
@@ -112,19 +113,55 @@ fn a_rule_waits_until_its_time() {
     }
 }
 
+/// Lets the request begin that waits for the effect of a rule.
+fn take_effect(w: &mut World) {
+    w.command(A, EngineCommand::FaultTookEffect);
+    w.settle();
+}
+
 /// Workers report them: their effects are not those of one QP.
 #[test]
 fn a_request_triggers_other_actions() {
     for (mut w, which) in pairs() {
         let rule = set_one(&mut w, A, "do=disconnect opcode=send every=2 limit=2");
-        for n in 0..8 {
+        let own = w.qps[A].id;
+        for n in 1..=8 {
             w.recv(B, n, &[]);
             w.post(A, &[Wr::send(n, &[])]);
+            if n == 2 || n == 4 {
+                assert_eq!(w.completions(A), [""; 0], "{which}: the request waits");
+                assert_eq!(w.struck.pop(), Some((rule.number, own)), "{which}");
+                take_effect(&mut w);
+            }
             assert_eq!(w.completions(A), [format!("{n} Send")], "{which}: the engine does it");
         }
-        let own = w.qps[A].id;
-        assert_eq!(w.struck, [(rule.number, own); 2], "{which}");
-        assert_eq!(counts(&rule), (8, 2), "{which}");
+        assert_eq!((w.struck.len(), counts(&rule)), (0, (8, 2)), "{which}");
+    }
+}
+
+/// The effect of a rule may be the end of the QP.
+#[test]
+fn a_request_that_waits_for_a_rule_is_flushed() {
+    for (mut w, which) in pairs() {
+        set_one(&mut w, A, "do=qp-fatal opcode=send nth=2");
+        w.recv(B, 1, &[]);
+        w.post(A, &[Wr::send(1, &[]), Wr::send(2, &[]), Wr::send(3, &[])]);
+        assert_eq!(w.completions(A), ["1 Send"], "{which}");
+        w.abort(A);
+        take_effect(&mut w);
+        assert_eq!(w.completions(A), ["2 Send WrFlush", "3 Send WrFlush"], "{which}");
+    }
+}
+
+#[test]
+fn a_request_waits_no_longer_than_its_rule() {
+    for (mut w, which) in pairs() {
+        set_one(&mut w, A, "do=qp-fatal opcode=send");
+        w.recv(B, 1, &[]);
+        w.post(A, &[Wr::send(1, &[])]);
+        assert_eq!(w.completions(A), [""; 0], "{which}");
+        set(&mut w, A, "");
+        assert_eq!(w.completions(A), ["1 Send"], "{which}");
     }
 }
 
@@ -140,6 +177,8 @@ fn few_reports_of_a_rule_wait() {
     };
     for _ in 0..100 {
         write(&mut w);
+        take_effect(&mut w);
+        w.completions(A);
     }
     assert_eq!((w.struck.len(), counts(&rule)), (8, (100, 100)));
     rule.end_report();
