@@ -241,6 +241,16 @@ impl Context {
         self.session.command(RequestBody::ClearFaults { name })
     }
 
+    /// Evaluates the fault rules of a call that the caller carries out itself. Returns false if a
+    /// rule carries out the call: [`Event::ResolutionFailed`] follows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a rule fails the call.
+    pub fn admit(&self, call: LibraryCall) -> Result<bool, Error> {
+        self.session.admit_of_owner(call)
+    }
+
     /// Opens a protection domain (`ibv_alloc_pd(3)`). Without a name it is private. A name selects
     /// a `[[pd]]` of the daemon's configuration: QPs of the same domain in other sessions may then
     /// use its regions.

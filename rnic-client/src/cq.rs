@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rnic_abi::abi::control::{ObjectRef, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{LibraryCall, ObjectRef, ReplyBody, RequestBody};
 use rnic_abi::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
 use rnic_abi::shm::lease::Done;
 use rnic_abi::shm::queue::{CompletionCheck, CompletionConsumer};
@@ -193,8 +193,28 @@ impl Cq {
     /// [`Error::DaemonGone`] if the session has ended: no more requests complete.
     /// [`Error::AfterFork`] in a forked child, in which the queue is not mapped. A failed request
     /// is not an error of this call but a completion, see [`Completion::ok`].
+    /// [`Error::Refused`] if a fault rule fails the call. It takes no completions then.
     #[inline]
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
+        self.admit_poll()?;
+        self.poll_admitted(completions)
+    }
+
+    /// Evaluates the fault rules of [`poll`](Self::poll), for a call that polls several times by
+    /// [`poll_admitted`](Self::poll_admitted).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a rule fails the call.
+    #[inline]
+    pub fn admit_poll(&self) -> Result<(), Error> {
+        let call = LibraryCall::PollCq { cq: self.inner.id };
+        self.inner.session.admit_of_owner(call).map(drop)
+    }
+
+    /// Same as [`poll`](Self::poll) without fault rules.
+    #[inline]
+    pub fn poll_admitted(&self, completions: &mut [Completion]) -> Result<usize, Error> {
         self.inner.session.check_owner_in_passing()?;
         if self.inner.is_certainly_empty() {
             self.inner.session.try_copy();
@@ -254,8 +274,13 @@ impl Cq {
     /// Requests one event on the CQ's channel for the next completion (`ibv_req_notify_cq(3)`).
     /// Completions already in the queue cause no event, so poll after arming. An armed CQ stays
     /// armed until its event is sent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a fault rule fails the call.
     pub fn arm(&self, what: Arm) -> Result<(), Error> {
         self.inner.session.check()?;
+        self.admit_arm()?;
         let mut state = self.inner.state.lock();
         state.armed_by_program = true;
         state.consumer.set_spinning(false);
@@ -264,6 +289,16 @@ impl Cq {
             Arm::Solicited => ARM_SOLICITED,
         });
         Ok(())
+    }
+
+    /// Evaluates the fault rules of [`arm`](Self::arm) without arming the CQ.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a rule fails the call.
+    pub fn admit_arm(&self) -> Result<(), Error> {
+        let call = LibraryCall::ReqNotifyCq { cq: self.inner.id };
+        self.inner.session.admit_of_owner(call).map(drop)
     }
 
     /// Sets the context that the CQ's asynchronous events carry.
@@ -283,14 +318,14 @@ impl Cq {
         loop {
             let now = Instant::now();
             if deadline.is_some_and(|d| now >= d) {
-                return self.poll(completions);
+                return self.poll_admitted(completions);
             }
             match waiter.step(time(start, now)) {
                 Step::Spin => std::hint::spin_loop(),
                 Step::Yield => std::thread::yield_now(),
                 Step::Sleep => {
                     let seen = watch.prepare_sleep()?;
-                    let n = self.poll(completions)?;
+                    let n = self.poll_admitted(completions)?;
                     if n > 0 {
                         watch.disarm();
                         return Ok(n);
@@ -302,7 +337,7 @@ impl Cq {
                     waiter.progress(time(start, Instant::now()));
                 }
             }
-            let n = self.poll(completions)?;
+            let n = self.poll_admitted(completions)?;
             if n > 0 {
                 return Ok(n);
             }

@@ -50,6 +50,7 @@ impl Subject {
             | Event::SrqError { srq, .. }
             | Event::SrqUnfair { srq, .. } => Subject::Srq(srq),
             Event::EventsLost { .. }
+            | Event::ResolutionFailed { .. }
             | Event::Detached { .. }
             | Event::GidsChanged
             | Event::DevicesChanged => Subject::Session,

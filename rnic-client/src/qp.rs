@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use rnic_abi::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
-use rnic_abi::abi::queue::QueueKind;
+use rnic_abi::abi::control::{LibraryCall, ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
+use rnic_abi::abi::queue::{QueueKind, SendOpcode};
 use rnic_abi::shm::lease::LoanNumber;
 use rnic_abi::shm::queue::{PushError, QueueMemory, SendProducer};
 use rnic_abi::types::{QpId, QpType, RnrPolicy};
@@ -152,7 +152,9 @@ impl Pd {
                 producer: SendProducer::new(send.clone()),
                 depth: sq.shape.capacity,
             }),
-            rq: receive.map(|memory| ReceiveQueue::new(memory, options.max_recv_sge)),
+            rq: receive.map(|memory| {
+                ReceiveQueue::new(memory, options.max_recv_sge, LibraryCall::PostRecv { qp: id })
+            }),
             memory: send,
             cqs,
             srq,
@@ -200,7 +202,7 @@ impl Qp {
     /// until it ends.
     pub fn posting(&self) -> Result<Posting<'_>, Error> {
         self.session().check()?;
-        Ok(Posting { qp: self, sq: Some(self.sq.lock()), pushed: 0 })
+        Ok(Posting { qp: self, sq: Some(self.sq.lock()), pushed: 0, admitted: 0 })
     }
 
     /// Posts a send request together with its lease, which its completion returns. The request
@@ -222,7 +224,9 @@ impl Qp {
             Err(error) => return refuse(request.lease, error),
         };
         let mut sq = self.sq.lock();
-        if let Err(error) = self.push_send(&mut sq, &request.numbered(&number)) {
+        let numbered = request.numbered(&number);
+        let admitted = self.session().admit(self.post_of(numbered.header.opcode));
+        if let Err(error) = admitted.and_then(|()| self.push_send(&mut sq, &numbered)) {
             return refuse(request.lease, error);
         }
         // Must run before the daemon sees the request, so that its completion finds the lease.
@@ -366,6 +370,12 @@ impl Qp {
         &self.pd.session
     }
 
+    /// Returns the call that posts one send request.
+    #[inline]
+    fn post_of(&self, opcode: u8) -> LibraryCall {
+        LibraryCall::PostSend { qp: self.id, opcode }
+    }
+
     #[inline]
     fn push_send(&self, sq: &mut SendSide, request: &SendRequest<'_>) -> Result<(), Error> {
         let (elements, inline) = match &request.data {
@@ -401,9 +411,23 @@ pub struct Posting<'a> {
     /// `None` once the batch is finished.
     sq: Option<MutexGuard<'a, SendSide>>,
     pushed: usize,
+    /// Requests whose fault rules were evaluated ahead of [`push`](Posting::push).
+    admitted: usize,
 }
 
 impl Posting<'_> {
+    /// Evaluates the fault rules of one more request, before [`push`](Self::push) adds it. A caller
+    /// that posts all requests or none first calls this for each of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a rule fails the request.
+    pub fn admit(&mut self, opcode: SendOpcode) -> Result<(), Error> {
+        self.qp.session().admit(self.qp.post_of(opcode as u8))?;
+        self.admitted += 1;
+        Ok(())
+    }
+
     /// Adds a request to the batch.
     ///
     /// # Errors
@@ -412,6 +436,11 @@ impl Posting<'_> {
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
         self.qp.session().local_keys.check(request.wr_id(), request.elements())?;
+        if self.admitted > 0 {
+            self.admitted -= 1;
+        } else {
+            self.qp.session().admit(self.qp.post_of(request.header.opcode))?;
+        }
         if let Some(sq) = &mut self.sq {
             self.qp.push_send(sq, request)?;
             self.pushed += 1;

@@ -1,6 +1,7 @@
 //! Posting receives to a QP's own receive queue or to an SRQ.
 
 use parking_lot::{Mutex, MutexGuard};
+use rnic_abi::abi::control::LibraryCall;
 use rnic_abi::abi::queue::Sge;
 use rnic_abi::shm::queue::{PushError, QueueMemory, ReceiveProducer};
 
@@ -16,16 +17,19 @@ pub(crate) struct ReceiveQueue {
     /// Maximum SGEs of a receive.
     max_sge: usize,
     memory: QueueMemory,
+    /// The call that posts one receive.
+    call: LibraryCall,
 }
 
 impl ReceiveQueue {
     /// Creates the client's end of a queue that the daemon has just created.
-    pub(crate) fn new(memory: QueueMemory, max_sge: u8) -> Self {
+    pub(crate) fn new(memory: QueueMemory, max_sge: u8, call: LibraryCall) -> Self {
         ReceiveQueue {
             depth: memory.shape().capacity,
             max_sge: max_sge.into(),
             producer: Mutex::new(ReceiveProducer::new(memory.clone())),
             memory,
+            call,
         }
     }
 
@@ -57,7 +61,8 @@ impl ReceiveQueue {
         let mut failure = None;
         for request in requests {
             let allowed = session.local_keys.check(request.wr_id, request.sges);
-            if let Err(e) = allowed.and_then(|()| self.push(&mut producer, request)) {
+            let admitted = allowed.and_then(|()| session.admit(self.call));
+            if let Err(e) = admitted.and_then(|()| self.push(&mut producer, request)) {
                 failure = Some(e);
                 break;
             }
@@ -80,6 +85,7 @@ impl ReceiveQueue {
         before: impl FnOnce(),
     ) -> Result<(), Error> {
         let mut producer = self.producer.lock();
+        session.admit(self.call)?;
         self.push(&mut producer, &RecvRequest::new(wr_id, sges))?;
         before();
         self.publish(session, producer, 1)

@@ -19,6 +19,7 @@ use rnic_abi::shm::doorbell::DoorbellRinger;
 use rnic_abi::shm::own::check_copies;
 use rnic_abi::shm::owner::Owner;
 use rnic_abi::shm::queue::QueueMemory;
+use rnic_abi::shm::ruled_calls::RuledCalls;
 use rnic_abi::shm::wait::cpus;
 use rnic_abi::types::SessionId;
 
@@ -41,6 +42,8 @@ pub(crate) struct Session {
     /// Doorbell of each worker, by worker number.
     doorbells: Box<[Arc<Doorbell>]>,
     pub(crate) events: Inbox<Events>,
+    /// Calls that fault rules concern.
+    ruled_calls: RuledCalls,
     /// STags of regions with leased bytes.
     pub(crate) local_keys: LocalKeys,
     attachment: Mutex<Attachment>,
@@ -85,6 +88,8 @@ impl Session {
                 Ok(Arc::new(Doorbell { ringer, eventfd }))
             })
             .collect::<Result<_, Error>>()?;
+        let ruled_calls = RuledCalls::new(arena.clone())
+            .map_err(|e| Error::protocol(format!("the first arena is unusable: {e}")))?;
         Ok(Session {
             owner,
             id: reply.session,
@@ -99,6 +104,7 @@ impl Session {
                 Events::handle_packet,
                 Sleep::Poll,
             ),
+            ruled_calls,
             local_keys: LocalKeys::default(),
             attachment: Mutex::default(),
             copies: OnceLock::new(),
@@ -128,6 +134,36 @@ impl Session {
         match self.request(body)? {
             ReplyBody::Done => Ok(()),
             other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Fails if a fault rule fails this call. Asks the daemon only if rules for such calls are in
+    /// force. Must not be called in a forked child, in which the arena is not mapped.
+    #[inline]
+    pub(crate) fn admit(&self, call: LibraryCall) -> Result<(), Error> {
+        if self.ruled_calls.include(call.bit()) {
+            return self.ask(call).map(drop);
+        }
+        Ok(())
+    }
+
+    /// Same as [`admit`](Self::admit), but admits every call of a forked child. Returns false if a
+    /// rule carries out the call, and an event follows.
+    #[inline]
+    pub(crate) fn admit_of_owner(&self, call: LibraryCall) -> Result<bool, Error> {
+        if self.owner.may_be_current() && self.ruled_calls.include(call.bit()) {
+            return self.ask(call);
+        }
+        Ok(true)
+    }
+
+    /// Asks the daemon whether a rule concerns a call. Without a reply the call is admitted: it
+    /// finds by itself that the session has ended, after it has taken what is left in the queues.
+    #[cold]
+    fn ask(&self, call: LibraryCall) -> Result<bool, Error> {
+        match self.request(RequestBody::Call(call)) {
+            Err(error @ Error::Refused { .. }) => Err(error),
+            reply => Ok(!matches!(reply, Ok(ReplyBody::EventFollows))),
         }
     }
 

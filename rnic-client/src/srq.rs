@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rnic_abi::abi::control::{ObjectRef, ReplyBody, RequestBody, SrqRequest, SrqRow};
+use rnic_abi::abi::control::{LibraryCall, ObjectRef, ReplyBody, RequestBody, SrqRequest, SrqRow};
 use rnic_abi::abi::queue::QueueKind;
 use rnic_abi::types::SrqId;
 
@@ -106,7 +106,7 @@ impl Pd {
         let ReplyBody::Srq { srq: id, queue, .. } = reply else { return Err(unexpected(&reply)) };
         let memory = session.queue(queue, QueueKind::SharedReceive)?;
         session.events.with(|events| events.open(Subject::Srq(id)));
-        let queue = ReceiveQueue::new(memory, max_sge);
+        let queue = ReceiveQueue::new(memory, max_sge, LibraryCall::PostSrqRecv { srq: id });
         Ok(Srq { inner: Arc::new(SrqInner { id, queue, pd: pd.clone() }) })
     }
 }

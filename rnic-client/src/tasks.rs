@@ -60,6 +60,7 @@ impl Cq {
     /// and threads may wait; each completion goes to one of them. Dropping the future loses no
     /// completion.
     pub async fn completions(&self) -> Result<Vec<Completion>, Error> {
+        self.admit_poll()?;
         loop {
             if let Some(some) = self.poll_some()? {
                 return Ok(some);
@@ -78,7 +79,7 @@ impl Cq {
 
     fn poll_some(&self) -> Result<Option<Vec<Completion>>, Error> {
         let mut space = [Completion::default(); BATCH];
-        let n = self.poll(&mut space)?;
+        let n = self.poll_admitted(&mut space)?;
         Ok((n > 0).then(|| space[..n].to_vec()))
     }
 }

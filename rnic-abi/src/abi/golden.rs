@@ -294,12 +294,35 @@ fn requests() {
         (request(RequestBody::RemoveDevice { name: "rxe0".into() }), "ac02320472786530"),
         (request(RequestBody::SetFaults { rules: "x".into(), own: true }), "ac0233017801"),
         (request(RequestBody::ClearFaults { name: Some("x".into()) }), "ac0234010178"),
+        (request(RequestBody::Call(LibraryCall::PollCq { cq: CqId(3) })), "ac02350303"),
     ];
     check::<RequestBody>(2, &golden);
     for (Request { body, .. }, _) in &golden {
         let debug = format!("{body:?}");
-        let variant = debug.split([' ', '(']).next();
+        let variant = debug.trim_start_matches("Call(").split([' ', '(']).next();
         assert_eq!(variant, Some(body.info().name));
+    }
+}
+
+#[test]
+fn library_calls() {
+    let golden = [
+        (LibraryCall::PostSend { qp: QpId(300), opcode: 32 }, "00ac0220"),
+        (LibraryCall::PostRecv { qp: QpId(300) }, "01ac02"),
+        (LibraryCall::PostSrqRecv { srq: SrqId(3) }, "0203"),
+        (LibraryCall::PollCq { cq: CqId(3) }, "0303"),
+        (LibraryCall::ReqNotifyCq { cq: CqId(3) }, "0403"),
+        (LibraryCall::CreateAh { pd: PdId(3) }, "0503"),
+        (LibraryCall::QueryPort, "06"),
+        (LibraryCall::QueryPkey, "07"),
+        (LibraryCall::ResolveAddr { context: 300, peer: v4() }, "08ac0200c0000207af3a"),
+        (LibraryCall::ResolveRoute { context: 300, peer: v4() }, "09ac0200c0000207af3a"),
+    ];
+    check::<LibraryCall>(0, &golden);
+    for (n, (call, _)) in golden.iter().enumerate() {
+        let debug = format!("{call:?}");
+        assert_eq!(debug.split(' ').next(), Some(call.name()));
+        assert_eq!(call.bit(), 1 << n);
     }
 }
 
@@ -503,6 +526,7 @@ fn replies() {
                 reply(ReplyBody::Copies { queue: location(), new_arena: None }),
                 "0100100180201080010000",
             ),
+            (reply(ReplyBody::EventFollows), "01001100"),
         ],
     );
 }
@@ -803,6 +827,7 @@ fn events() {
                 Event::Async { event: 10, object: AsyncObject::Device("rxe0".into()) },
                 "1a0a000472786530",
             ),
+            (Event::ResolutionFailed { context: 300, errno: 110 }, "1bac026e"),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -140,6 +140,9 @@ pub mod arena_header {
     pub const GENERATION: usize = 16;
     /// Feature bits, see [`super::super::control::Features`].
     pub const FEATURES: usize = 24;
+    /// Daemon: `u64`, a set of [`LibraryCall`](super::super::control::LibraryCall)s. Fault rules
+    /// for these calls are in force.
+    pub const RULED_CALLS: usize = 32;
 }
 
 /// Byte offsets in a doorbell page. Each (client, worker) pair has its own page.

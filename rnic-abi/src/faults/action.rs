@@ -7,6 +7,7 @@ use super::link::LinkShape;
 use super::names::{Names, errno, listed, status};
 use super::order::{MAX_HOLD, Order, OrderModel};
 use super::trigger::probability;
+use super::verb::Verb;
 use super::words::{Words, yes};
 use crate::types::{CompletionStatus, TerminateCode};
 use crate::units::Span;
@@ -75,6 +76,20 @@ pub enum Action {
     },
     /// Fails a connection request of this side as unreachable.
     Unreachable {
+        /// Error number (`errno(3)`).
+        errno: u16,
+        /// Time until the failure.
+        by: Duration,
+    },
+    /// Fails the resolution of an address: `RDMA_CM_EVENT_ADDR_ERROR`.
+    AddrError {
+        /// Error number (`errno(3)`).
+        errno: u16,
+        /// Time until the failure.
+        by: Duration,
+    },
+    /// Fails the resolution of a route: `RDMA_CM_EVENT_ROUTE_ERROR`.
+    RouteError {
         /// Error number (`errno(3)`).
         errno: u16,
         /// Time until the failure.
@@ -257,6 +272,8 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("fail", &["errno"]),
     ("reject", &["reason"]),
     ("unreachable", &["errno", "by"]),
+    ("addr-error", &["errno", "by"]),
+    ("route-error", &["errno", "by"]),
     ("port-down", &["for"]),
     ("cq-fatal", &[]),
     ("srq-fatal", &[]),
@@ -319,6 +336,14 @@ impl Action {
                 errno: words.parse("errno", errno)?.unwrap_or(TIMED_OUT),
                 by: words.time("by")?.unwrap_or_default(),
             },
+            "addr-error" => Action::AddrError {
+                errno: words.parse("errno", errno)?.unwrap_or(NO_DEVICE),
+                by: words.time("by")?.unwrap_or_default(),
+            },
+            "route-error" => Action::RouteError {
+                errno: words.parse("errno", errno)?.unwrap_or(TIMED_OUT),
+                by: words.time("by")?.unwrap_or_default(),
+            },
             "port-down" => Action::PortDown { time: words.time("for")? },
             "event" => {
                 let event = words.parse("event", AsyncEvent::parse)?;
@@ -345,6 +370,7 @@ impl Action {
             Action::ExtraEvent => Point::QuietCompletion,
             Action::CorruptCrc => Point::Fpdu,
             Action::Fail { .. } | Action::Reject { .. } | Action::Unreachable { .. } => Point::Verb,
+            Action::AddrError { .. } | Action::RouteError { .. } => Point::Verb,
             Action::Stop { .. }
             | Action::Disconnect
             | Action::QpFatal
@@ -355,6 +381,16 @@ impl Action {
             | Action::DeviceFatal
             | Action::EndSession => Point::Once,
             Action::Link(_) | Action::Order { .. } => Point::Setting,
+        }
+    }
+
+    /// Returns the only verb with the action.
+    pub(super) fn only_verb(self) -> Option<Verb> {
+        match self {
+            Action::Reject { .. } | Action::Unreachable { .. } => Some(Verb::CONNECT),
+            Action::AddrError { .. } => Some(Verb::RESOLVE_ADDR),
+            Action::RouteError { .. } => Some(Verb::RESOLVE_ROUTE),
+            _ => None,
         }
     }
 
@@ -460,6 +496,8 @@ fn terminate_code(text: &str) -> Result<TerminateCode, String> {
     }
 }
 
+/// `ENODEV`: the kernel finds no device with the source address.
+const NO_DEVICE: u16 = 19;
 /// `ETIMEDOUT`.
 const TIMED_OUT: u16 = 110;
 /// Rejected by the program: IBTA specification, volume 1, section 12.6.7.2, code 28.

@@ -65,16 +65,19 @@ impl FaultRule {
             Point::Once if select.opcode.is_some() => Point::Request,
             point => point,
         };
-        if matches!(action, Action::Reject { .. } | Action::Unreachable { .. }) {
-            select.verb = Some(Verb::CONNECT);
+        if let Some(only) = action.only_verb() {
+            select.verb = Some(only);
         }
+        // Posting is the only verb with an opcode.
+        let posts = select.verb == Some(Verb::POST_SEND);
+        let has_effect = |key: &str| key == "opcode" && posts || has_effect(key, point);
         let set = [
             ("opcode", select.opcode.is_some()),
             ("verb", select.verb.is_some()),
             ("mr", select.mr.is_some()),
             ("flushed", select.flushed),
         ];
-        let unused = set.into_iter().find(|(key, is_set)| *is_set && !has_effect(key, point));
+        let unused = set.into_iter().find(|(key, is_set)| *is_set && !has_effect(key));
         let unused = match point {
             Point::Setting if !trigger.selects_all() => Some("a number, probability or limit"),
             _ => unused.map(|(key, _)| key),
@@ -82,7 +85,7 @@ impl FaultRule {
         if let Some(key) = words.left().or(unused) {
             let own = keys_of(action_name).iter();
             let all = own.chain(select::KEYS).chain(trigger::KEYS);
-            let all = all.filter(|known| **known != key && has_effect(known, point));
+            let all = all.filter(|known| **known != key && has_effect(known));
             return Err(FaultError::Unknown {
                 key: key.to_owned(),
                 action: action_name,

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::verb::VERBS;
 use super::*;
+use crate::abi::control::LibraryCall;
 use crate::faults::order::{Order, OrderModel};
-use crate::types::{CompletionStatus, TerminateCode};
+use crate::types::{CompletionStatus, CqId, TerminateCode};
 
 fn one(text: &str) -> FaultRule {
     let mut rules = FaultRule::parse_all(text).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -89,6 +90,10 @@ fn every_action_has_its_arguments() {
             Action::Unreachable { errno: libc::EHOSTUNREACH as u16, by },
             Point::Verb,
         ),
+        ("do=addr-error", Action::AddrError { errno: 19, by: Duration::ZERO }, Point::Verb),
+        ("do=addr-error errno=EIO by=5ms", Action::AddrError { errno: 5, by }, Point::Verb),
+        ("do=route-error", Action::RouteError { errno: 110, by: Duration::ZERO }, Point::Verb),
+        ("do=route-error errno=EIO by=5ms", Action::RouteError { errno: 5, by }, Point::Verb),
         ("do=port-down", Action::PortDown { time: None }, Point::Once),
         ("do=port-down for=5ms", Action::PortDown { time: Some(by) }, Point::Once),
         ("do=event event=port-err", Action::Event { event: AsyncEvent::PORT_ERR }, Point::Once),
@@ -214,6 +219,10 @@ fn every_selector_is_parsed() {
     assert_eq!(one("do=stop user=any").select.user, Some(UserSelector::Any));
     assert_eq!(one("do=stop").select, Selector::default());
     assert_eq!(one("do=reject").select.verb, Some(Verb::CONNECT));
+    assert_eq!(one("do=addr-error").select.verb, Some(Verb::RESOLVE_ADDR));
+    assert_eq!(one("do=route-error").select.verb, Some(Verb::RESOLVE_ROUTE));
+    let posts = one("do=fail errno=EIO verb=post_send opcode=read").select;
+    assert_eq!((posts.verb, posts.opcode), (Some(Verb::POST_SEND), Some(Opcode::Read)));
     let of = |opcode| one(&format!("do=lose-completion opcode={opcode}")).select.opcode;
     for (name, opcode) in [
         ("send", Opcode::Send),
@@ -333,6 +342,7 @@ fn errors_of_keys_without_effect() {
         ("do=stop colour=red", "colour", "stop"),
         ("do=complete status=fatal-err for=1s", "for", "complete"),
         ("do=fail errno=EIO verb=reg_mr opcode=send", "opcode", "fail"),
+        ("do=fail errno=EIO verb=post_recv opcode=recv", "opcode", "fail"),
         ("do=reject opcode=send", "opcode", "reject"),
         ("do=corrupt-crc opcode=send", "opcode", "corrupt-crc"),
         ("do=complete status=fatal-err verb=reg_mr", "verb", "complete"),
@@ -440,6 +450,14 @@ fn verbs_are_named_with_and_without_prefix() {
 
 /// Each request that a program makes by calling a verb can fail.
 #[test]
+fn verbs_of_the_library_have_their_calls() {
+    let calls = |verb| one(&format!("do=stop verb={verb}")).select.verb.unwrap().library_calls();
+    assert_eq!(calls("ibv_poll_cq"), LibraryCall::PollCq { cq: CqId(1) }.bit());
+    assert_eq!(calls("query_pkey"), LibraryCall::QueryPkey.bit());
+    assert_eq!(calls("reg_mr"), 0);
+}
+
+#[test]
 fn every_request_is_a_verb_or_internal() {
     /// Requests of `rnicctl`, and of the library without a verb of its own.
     const INTERNAL: [&str; 15] = [
@@ -461,7 +479,7 @@ fn every_request_is_a_verb_or_internal() {
     ];
     let source = include_str!("../abi/control/request.rs");
     let named = source.split(".named(\"").skip(1).map(|rest| rest.split('"').next().unwrap());
-    let names: Vec<_> = named.collect();
+    let names: Vec<_> = named.chain(LibraryCall::NAMES).collect();
     assert!(names.len() > 40, "{names:?}");
     for name in &names {
         let is_internal = INTERNAL.contains(name);

@@ -1,5 +1,7 @@
 //! Operations of programs, by their names in verbs and librdmacm.
 
+use crate::abi::control::LibraryCall;
+
 /// Operation of a program: a verb without `ibv_`, or a function of librdmacm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verb(&'static str);
@@ -36,11 +38,27 @@ pub(super) const VERBS: &[(&str, &[&str])] = &[
     ("rdma_establish", &["EstablishRc"]),
     ("rdma_reject", &["Reject"]),
     ("rdma_disconnect", &["Disconnect"]),
+    ("post_send", &["PostSend"]),
+    ("post_recv", &["PostRecv"]),
+    ("post_srq_recv", &["PostSrqRecv"]),
+    ("poll_cq", &["PollCq"]),
+    ("req_notify_cq", &["ReqNotifyCq"]),
+    ("create_ah", &["CreateAh"]),
+    ("query_port", &["QueryPort"]),
+    ("query_pkey", &["QueryPkey"]),
+    ("rdma_resolve_addr", &["ResolveAddr"]),
+    ("rdma_resolve_route", &["ResolveRoute"]),
 ];
 
 impl Verb {
     /// `rdma_connect`.
     pub const CONNECT: Verb = Verb("rdma_connect");
+    /// `ibv_post_send`.
+    pub const POST_SEND: Verb = Verb("post_send");
+    /// `rdma_resolve_addr`.
+    pub const RESOLVE_ADDR: Verb = Verb("rdma_resolve_addr");
+    /// `rdma_resolve_route`.
+    pub const RESOLVE_ROUTE: Verb = Verb("rdma_resolve_route");
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let plain = text.strip_prefix("ibv_").unwrap_or(text);
@@ -56,6 +74,14 @@ impl Verb {
     pub fn of_request(request: &str) -> Option<Self> {
         let found = VERBS.iter().find(|(_, requests)| requests.contains(&request));
         found.map(|(name, _)| Verb(name))
+    }
+
+    /// Returns the set of calls by which a library carries out the operation without the daemon:
+    /// the bits of [`LibraryCall`]s. It is empty for an operation that makes requests.
+    pub fn library_calls(self) -> u64 {
+        let requests = VERBS.iter().find(|(name, _)| *name == self.0).map_or(&[][..], |(_, r)| r);
+        let number = |request| LibraryCall::NAMES.iter().position(|name| name == request);
+        requests.iter().filter_map(number).map(|number| 1 << number).sum()
     }
 
     /// Returns the name.

@@ -36,6 +36,7 @@ mod past_caches;
 pub mod peer;
 mod program;
 pub mod queue;
+pub mod ruled_calls;
 pub mod secure;
 #[cfg(all(test, not(loom)))]
 mod stress;

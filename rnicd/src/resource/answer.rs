@@ -33,6 +33,12 @@ pub enum Outcome {
     Later,
 }
 
+impl From<ReplyBody> for Outcome {
+    fn from(body: ReplyBody) -> Self {
+        Outcome::Now(Box::new(body.into()))
+    }
+}
+
 impl Outcome {
     /// Answers at once, without descriptors.
     pub(super) fn now(body: ReplyBody) -> Answer {

@@ -29,14 +29,14 @@ impl Manager {
             self.note_opening(id);
         }
         let injected = self.verb_fault(id, &asked, now);
-        let answer = if let Some(answer) = injected {
-            answer
-        } else if self.draining && asked.kind == RequestKind::Create {
-            Err(Refusal::Draining)
-        } else {
-            self.dispatch(id, body, descriptor, now)
-        };
-        let answer = answer.map_err(|refusal| self.refused(id, asked, refusal, now));
+        let answer = injected.unwrap_or_else(|| {
+            let answer = if self.draining && asked.kind == RequestKind::Create {
+                Err(Refusal::Draining)
+            } else {
+                self.dispatch(id, body, descriptor, now)
+            };
+            answer.map_err(|refusal| self.refused(id, asked, refusal, now))
+        });
         self.settle();
         answer
     }
@@ -141,6 +141,8 @@ impl Manager {
             R::RemoveDevice { name } => self.remove_device(id, &name),
             R::SetFaults { rules, own } => self.set_faults(id, &rules, own, now),
             R::ClearFaults { name } => self.clear_faults(id, name.as_deref(), now),
+            // No rule concerns it.
+            R::Call(_) => Outcome::done(),
         }
     }
 

@@ -269,6 +269,13 @@ pub enum Event {
         /// The object concerned.
         object: AsyncObject,
     },
+    /// A fault rule failed the resolution of an address or a route.
+    ResolutionFailed {
+        /// The number that the library chose ([`LibraryCall`](super::LibraryCall)).
+        context: u64,
+        /// Error number (`errno(3)`).
+        errno: u16,
+    },
 }
 
 /// Object of an asynchronous event.

@@ -8,6 +8,7 @@
 //! Enums are append-only, and structs never change. Descriptors travel with their message as
 //! `SCM_RIGHTS`, in the documented order.
 
+mod call;
 mod cm;
 mod device;
 mod event;
@@ -19,6 +20,7 @@ mod refusal;
 mod reply;
 mod request;
 
+pub use call::LibraryCall;
 pub use cm::{RcOffer, RcPeer};
 pub use device::{DeviceKind, DeviceRow, NO_GID};
 pub use event::{AsyncObject, DisconnectReason, Event};

@@ -140,6 +140,8 @@ pub enum ReplyBody {
         /// New arena, if any; the reply carries its descriptor.
         new_arena: Option<NewArena>,
     },
+    /// A fault rule carries out the call: an event follows.
+    EventFollows,
 }
 
 /// Identity of the device and limits of this session.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::call::LibraryCall;
 use super::cm::RcOffer;
 use super::qp_attr::QpChange;
 use crate::roce::PortSpace;
@@ -401,6 +402,10 @@ pub enum RequestBody {
         /// Name of the rule.
         name: Option<String>,
     },
+    /// Asks whether a fault rule concerns a call that the library carries out itself. Reply: `Done`
+    /// if the library shall carry it out, `EventFollows` if an event takes its place. A rule that
+    /// fails the call refuses the request.
+    Call(LibraryCall),
 }
 
 impl RequestBody {
@@ -471,6 +476,7 @@ impl RequestBody {
             R::RemoveDevice { .. } => Query.named("RemoveDevice"),
             R::SetFaults { .. } => Query.named("SetFaults"),
             R::ClearFaults { .. } => Query.named("ClearFaults"),
+            R::Call(call) => Use.named(call.name()).call(*call),
         }
     }
 }
@@ -492,6 +498,8 @@ pub struct RequestInfo {
     pub offset: Option<u64>,
     /// Length of the region or shared buffer in bytes.
     pub length: Option<u64>,
+    /// The call of the library.
+    pub call: Option<LibraryCall>,
 }
 
 /// Effect of a request.
@@ -520,7 +528,16 @@ pub enum DescriptorKind {
 impl RequestKind {
     fn named(self, name: &'static str) -> RequestInfo {
         let kind = self;
-        RequestInfo { name, kind, descriptor: None, qp: None, pd: None, offset: None, length: None }
+        RequestInfo {
+            name,
+            kind,
+            descriptor: None,
+            qp: None,
+            pd: None,
+            offset: None,
+            length: None,
+            call: None,
+        }
     }
 }
 
@@ -535,6 +552,15 @@ impl RequestInfo {
 
     fn pd(self, pd: PdId) -> Self {
         RequestInfo { pd: Some(pd), ..self }
+    }
+
+    fn call(self, call: LibraryCall) -> Self {
+        let qp = match call {
+            LibraryCall::PostSend { qp, .. } | LibraryCall::PostRecv { qp } => Some(qp),
+            _ => None,
+        };
+        let pd = if let LibraryCall::CreateAh { pd } = call { Some(pd) } else { None };
+        RequestInfo { call: Some(call), qp, pd, ..self }
     }
 
     fn length(self, length: u64) -> Self {

@@ -4,8 +4,9 @@
 //! A rule acts on the sessions of the user who set it, or of one session. An administrator may
 //! select other users. Workers evaluate the rules of requests, messages and completions. Each QP
 //! has the list of its rules ([`qps`]), so that a QP without rules pays nothing. The control thread
-//! evaluates the rules of verbs ([`verbs`]) and those whose time has come ([`effects`]).
+//! evaluates the rules of verbs ([`verbs`], [`calls`]) and those whose time has come ([`effects`]).
 
+mod calls;
 mod effects;
 mod qps;
 mod queues;

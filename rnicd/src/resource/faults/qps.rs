@@ -65,6 +65,8 @@ impl Manager {
             if !had_rules && rules.is_empty() {
                 continue;
             }
+            self.publish_ruled_calls(id);
+            let Some(session) = self.sessions.get(&id) else { continue };
             for qp in session.qps.keys().copied().collect::<Vec<_>>() {
                 self.give_rules(id, qp, &rules);
             }

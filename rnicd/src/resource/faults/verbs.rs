@@ -1,12 +1,12 @@
 //! Rules of verbs, which the control thread evaluates for each request of a program.
 
-use rnic_abi::abi::control::{Event, Refusal, RequestInfo};
+use rnic_abi::abi::control::{DiagnosisKind, Event, LibraryCall, Refusal, ReplyBody, RequestInfo};
 use rnic_abi::faults::{Action, FaultRule, Point, Selector, Verb};
 use rnic_abi::types::*;
 use rnic_core::engine::rule_of_fault;
 
 use crate::resource::Manager;
-use crate::resource::answer::{Answer, Outcome};
+use crate::resource::answer::{Outcome, Refused};
 
 impl Manager {
     /// Evaluates the rules of a request. Returns its answer if a rule gives one.
@@ -15,7 +15,7 @@ impl Manager {
         id: SessionId,
         asked: &RequestInfo,
         now: Time,
-    ) -> Option<Answer> {
+    ) -> Option<Result<Outcome, Refused>> {
         if self.faults.rules.is_empty() {
             return None;
         }
@@ -25,9 +25,13 @@ impl Manager {
         let selects = |rule: &super::Rule| {
             let FaultRule { select, point, .. } = &rule.armed.rule;
             let Selector { pd, qp, verb: only, .. } = select;
-            *point == Point::Verb
-                && only.is_none_or(|only| only == verb)
-                && rule.selects(session)
+            if *point != Point::Verb || !rule.selects(session) {
+                return false;
+            }
+            if let Some(call) = asked.call {
+                return *only == Some(verb) && self.selects_call(select, session, call);
+            }
+            only.is_none_or(|only| only == verb)
                 && pd.is_none_or(|pd| asked.pd == Some(PdId(pd)))
                 && qp.is_none_or(|qp| asked.qp == Some(QpId(qp)))
                 && object.is_none_or(|(qp, object)| {
@@ -42,11 +46,14 @@ impl Manager {
         for (number, name, action) in struck {
             match action {
                 Action::Fail { errno } => {
-                    answer = Some(Err(Refusal::System {
-                        what: rule_of_fault(name),
+                    let rule = rule_of_fault(name);
+                    let refusal = Refusal::System {
+                        what: rule.clone(),
                         error: rustix::io::Errno::from_raw_os_error(errno.into()).to_string(),
                         errno,
-                    }));
+                    };
+                    let kind = DiagnosisKind::Injected;
+                    answer = Some(Err(self.refused_by(id, *asked, (kind, rule), refusal, now)));
                 }
                 Action::Reject { .. } | Action::Unreachable { .. } => {
                     let Some(qp) = asked.qp else { continue };
@@ -55,7 +62,19 @@ impl Manager {
                     if let Some(event) = event {
                         self.record_fault(id, name, Some(qp), "a connection request failed", now);
                         self.tell_later(now.after(by), id, event);
-                        answer = Some(Outcome::done());
+                        answer = Some(Ok(ReplyBody::Done.into()));
+                    }
+                }
+                Action::AddrError { errno, by } | Action::RouteError { errno, by } => {
+                    if let Some(
+                        LibraryCall::ResolveAddr { context, .. }
+                        | LibraryCall::ResolveRoute { context, .. },
+                    ) = asked.call
+                    {
+                        self.record_fault(id, name, None, "a resolution failed", now);
+                        let event = Event::ResolutionFailed { context, errno };
+                        self.tell_later(now.after(by), id, event);
+                        answer = Some(Ok(ReplyBody::EventFollows.into()));
                     }
                 }
                 _ => self.take_effect(number, Some((id, asked.qp)), now),

@@ -14,6 +14,7 @@ use rnic_abi::abi::queue::{
 };
 use rnic_abi::shm::Mapping;
 use rnic_abi::shm::queue::QueueMemory;
+use rnic_abi::shm::ruled_calls::RuledCalls;
 use rnic_abi::types::SessionId;
 
 use super::extents::Extents;
@@ -121,6 +122,14 @@ impl Arenas {
     /// Returns the mapping of the first arena, which contains the doorbells.
     pub fn first(&self) -> Option<&Arc<Mapping>> {
         self.list.first().map(|a| &a.mapping)
+    }
+
+    /// Tells the client's library which of its calls have fault rules.
+    pub fn set_ruled_calls(&self, calls: u64) {
+        let opened = self.first().and_then(|first| RuledCalls::new(first.clone()).ok());
+        if let Some(word) = opened {
+            word.set(calls);
+        }
     }
 
     /// Finds memory for queues, in a new arena if necessary.

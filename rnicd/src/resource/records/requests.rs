@@ -26,6 +26,19 @@ impl Manager {
         refusal: Refusal,
         now: Time,
     ) -> Refused {
+        let why = (DiagnosisKind::Refused, rule_of(&refusal));
+        self.refused_by(session, asked, why, refusal, now)
+    }
+
+    /// Like [`refused`](Self::refused), with the kind and the rule of the diagnosis.
+    pub(in crate::resource) fn refused_by(
+        &mut self,
+        session: SessionId,
+        asked: RequestInfo,
+        (kind, rule): (DiagnosisKind, String),
+        refusal: Refusal,
+        now: Time,
+    ) -> Refused {
         self.records.refusals += 1;
         if let Some(session) = self.sessions.get_mut(&session) {
             session.refusals += 1;
@@ -33,7 +46,7 @@ impl Manager {
         }
         let RequestInfo { name, qp, pd, offset, length, .. } = asked;
         let text = format!("{name}: {refusal}");
-        let why = Diagnosis::new(session, DiagnosisKind::Refused, rule_of(&refusal), text);
+        let why = Diagnosis::new(session, kind, rule, text);
         let diagnosis_id =
             self.records.diagnoses.record(now, Diagnosis { qp, pd, offset, length, ..why });
         if let Refusal::Limit { .. } = refusal {

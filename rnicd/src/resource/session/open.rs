@@ -56,6 +56,7 @@ impl Manager {
                 self.records.diagnoses.open(id, client.account(), most);
                 let session = Session::new(id, client, account, arenas, events, handle, charge);
                 self.sessions.insert(id, session);
+                self.publish_ruled_calls(id);
                 Ok((id, welcome))
             }
             Err(error) => {

@@ -1,0 +1,109 @@
+//! Calls that a library carries out without the daemon, unless a fault rule concerns them.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::*;
+
+/// A call of a program that needs no request. While a fault rule for such calls is in force, the
+/// daemon sets their bit in [`RULED_CALLS`](crate::abi::queue::arena_header::RULED_CALLS), and the
+/// library sends [`RequestBody::Call`](super::RequestBody::Call) before it carries one out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LibraryCall {
+    /// Posts one send request (`ibv_post_send(3)`).
+    PostSend {
+        /// The QP.
+        qp: QpId,
+        /// A [`SendOpcode`](crate::abi::queue::SendOpcode), not validated.
+        opcode: u8,
+    },
+    /// Posts one receive (`ibv_post_recv(3)`).
+    PostRecv {
+        /// The QP.
+        qp: QpId,
+    },
+    /// Posts one receive (`ibv_post_srq_recv(3)`).
+    PostSrqRecv {
+        /// The SRQ.
+        srq: SrqId,
+    },
+    /// Polls for completions (`ibv_poll_cq(3)`).
+    PollCq {
+        /// The CQ.
+        cq: CqId,
+    },
+    /// Arms a CQ (`ibv_req_notify_cq(3)`).
+    ReqNotifyCq {
+        /// The CQ.
+        cq: CqId,
+    },
+    /// Creates an address handle (`ibv_create_ah(3)`).
+    CreateAh {
+        /// The protection domain.
+        pd: PdId,
+    },
+    /// Queries a port (`ibv_query_port(3)`).
+    QueryPort,
+    /// Queries a P_Key (`ibv_query_pkey(3)`).
+    QueryPkey,
+    /// Resolves the address of a peer (`rdma_resolve_addr(3)`).
+    ResolveAddr {
+        /// Number in the event, if one follows.
+        context: u64,
+        /// Address and port of the peer.
+        #[serde(with = "address")]
+        peer: SocketAddr,
+    },
+    /// Resolves the route to a peer (`rdma_resolve_route(3)`).
+    ResolveRoute {
+        /// Number in the event, if one follows.
+        context: u64,
+        /// Address and port of the peer.
+        #[serde(with = "address")]
+        peer: SocketAddr,
+    },
+}
+
+impl LibraryCall {
+    /// Names of the calls, in the order of their bits.
+    pub const NAMES: [&str; 10] = [
+        "PostSend",
+        "PostRecv",
+        "PostSrqRecv",
+        "PollCq",
+        "ReqNotifyCq",
+        "CreateAh",
+        "QueryPort",
+        "QueryPkey",
+        "ResolveAddr",
+        "ResolveRoute",
+    ];
+
+    /// Returns the set of calls of this kind: one bit.
+    #[inline]
+    pub fn bit(self) -> u64 {
+        1 << self.number()
+    }
+
+    /// Returns the name of the call.
+    pub fn name(self) -> &'static str {
+        LibraryCall::NAMES[self.number()]
+    }
+
+    #[inline]
+    fn number(self) -> usize {
+        match self {
+            LibraryCall::PostSend { .. } => 0,
+            LibraryCall::PostRecv { .. } => 1,
+            LibraryCall::PostSrqRecv { .. } => 2,
+            LibraryCall::PollCq { .. } => 3,
+            LibraryCall::ReqNotifyCq { .. } => 4,
+            LibraryCall::CreateAh { .. } => 5,
+            LibraryCall::QueryPort => 6,
+            LibraryCall::QueryPkey => 7,
+            LibraryCall::ResolveAddr { .. } => 8,
+            LibraryCall::ResolveRoute { .. } => 9,
+        }
+    }
+}
