@@ -93,7 +93,8 @@ fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
 }
 
 entry! {
-    /// rdma_create_ep(3). Not a cancellation point: its waits end at once.
+    /// rdma_create_ep(3). Not a cancellation point: its waits end at once, unless a fault rule
+    /// delays them.
     uncancelled rdma_create_ep(
         to: Out<*mut rdma_cm_id>, found: In<rdma_addrinfo>, pd: *mut ibv_pd,
         wanted: InOut<ibv_qp_init_attr>,

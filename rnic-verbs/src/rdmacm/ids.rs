@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use rnic_client::{Context, DatagramAddress, Event, Gid, Listener, ListenerId, QpId};
 
 use super::delays::Delays;
+use super::failed_resolutions::FailedResolutions;
 use super::lookup::Lookups;
 use super::service::Service;
 use super::state::{IdBody, Parameters, Phase};
@@ -36,6 +37,7 @@ pub(crate) struct Ids {
     delivered: Condvar,
     pub(super) delays: Delays,
     pub(super) lookups: Lookups,
+    pub(super) failed_resolutions: FailedResolutions,
     /// Number of `rdma_init_qp_attr(3)` calls for the transition to RTR, minus the transitions made
     /// since. Ids with a known QP are not counted.
     rtr_attr_count: AtomicUsize,
@@ -264,6 +266,9 @@ impl Ids {
                 if let Some(id) = self.of_qp(qp) {
                     id.fatal(&reason);
                 }
+            }
+            Event::ResolutionFailed { context, errno } => {
+                self.failed_resolutions.failed(context, errno.into());
             }
             _ => {}
         }

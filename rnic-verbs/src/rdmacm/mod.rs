@@ -18,6 +18,7 @@ mod delays;
 pub(crate) mod devices;
 pub(crate) mod endpoint;
 pub(crate) mod events;
+mod failed_resolutions;
 mod ib;
 pub(crate) mod id;
 mod ids;

@@ -136,6 +136,10 @@ impl IdBody {
         source: Option<SocketAddr>,
         peer: SocketAddr,
     ) -> Result<(), Errno> {
+        self.state.lock().expect(&[Phase::Idle, Phase::Bound])?;
+        if !self.admit_address(peer)? {
+            return Ok(());
+        }
         if let Some(source) = source.filter(|source| source.port() != 0)
             && self.phase() == Phase::Idle
         {
@@ -189,6 +193,16 @@ impl IdBody {
 
     /// Resolves the route (`rdma_resolve_route(3)`), which `resolve_address` has already found.
     pub(crate) fn resolve_route(self: &Arc<Self>) -> Result<(), Errno> {
+        let peer = {
+            let state = self.state.lock();
+            state.expect(&[Phase::AddressResolved])?;
+            state.peer
+        };
+        if let Some(peer) = peer
+            && !self.admit_route(peer)?
+        {
+            return Ok(());
+        }
         self.resolve_route_with(None)
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rnic_client::{GRH_LEN, Gid, GidRow, PdId, Profile, route_of};
+use rnic_client::{GRH_LEN, Gid, GidRow, LibraryCall, PdId, Profile, route_of};
 
 use crate::c::{self, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 use crate::errno::Errno;
@@ -58,6 +58,7 @@ impl AhBody {
             return Err(unsupported!("address handles: the device has no GID to send from"));
         }
         check_route(attributes, gids)?;
+        pd.device().context.admit(LibraryCall::CreateAh { pd: pd.client().id() })?;
         let Destination { source, gid } = destination(attributes);
         let ahs = &pd.device().ahs;
         let &Profile { max_ah: most, max_ah_errno, .. } = &pd.adapter().limits().profile;

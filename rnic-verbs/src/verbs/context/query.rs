@@ -3,6 +3,8 @@
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
+use rnic_client::LibraryCall;
+
 use super::{ContextBody, context};
 use crate::c::*;
 use crate::errno::Errno;
@@ -47,7 +49,9 @@ fn port_prefix(
     attr: Out<ibv_port_attr>,
     length: usize,
 ) -> Result<(), Errno> {
-    let found = context(of)?.port(port)?;
+    let context = context(of)?;
+    let found = context.port(port)?;
+    context.device().context.admit(LibraryCall::QueryPort)?;
     // SAFETY: `attr` has room for `length` bytes (ibv_query_port(3)).
     unsafe { attr.required("port_attr")?.write_prefix(&found, 0, length) };
     Ok(())
@@ -147,7 +151,10 @@ fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry
 
 fn pkey(of: *mut ibv_context, port: u8, index: c_int, to: Out<u16>) -> Result<(), Errno> {
     let to = to.required("pkey")?;
-    to.write(context(of)?.pkey(port, index)?);
+    let context = context(of)?;
+    let found = context.pkey(port, index)?;
+    context.device().context.admit(LibraryCall::QueryPkey)?;
+    to.write(found);
     Ok(())
 }
 

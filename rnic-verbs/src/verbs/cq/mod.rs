@@ -129,6 +129,7 @@ impl CqBody {
     /// Polls up to `out.len()` completions (`ibv_poll_cq(3)`). Returns the number of completions
     /// written.
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<c::ibv_wc>]) -> Result<usize, Errno> {
+        self.cq.admit_poll()?;
         let mut poll = self.poll.lock();
         let n = self.take(&mut poll, out)?;
         if n > 0 {
@@ -158,7 +159,7 @@ impl CqBody {
             let most = BATCH.min(out.len() - n);
             let from_queue = kept.is_empty();
             let taken = match kept.len() {
-                0 => match self.cq.poll(&mut batch[..most]) {
+                0 => match self.cq.poll_admitted(&mut batch[..most]) {
                     Ok(taken) => taken,
                     // Earlier completions go to the program; the next call fails.
                     Err(_) if n > 0 => break,
@@ -203,7 +204,7 @@ impl CqBody {
         reset()?;
         for (cq, mut poll) in polls {
             let PollState { batch, kept, .. } = &mut *poll;
-            while let taken @ 1.. = cq.cq.poll(batch)? {
+            while let taken @ 1.. = cq.cq.poll_admitted(batch)? {
                 kept.extend(&batch[..taken]);
             }
             let (own, others): (VecDeque<_>, VecDeque<_>) =
@@ -260,7 +261,7 @@ impl CqBody {
     /// Requests an event (`ibv_req_notify_cq(3)`). Without a channel, there are no events.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<(), Errno> {
         if self.channel.is_none() {
-            return Ok(());
+            return Ok(self.cq.admit_arm()?);
         }
         Ok(self.cq.arm(if solicited_only { Arm::Solicited } else { Arm::Next })?)
     }

@@ -23,13 +23,21 @@ impl QpBody {
             return (0, Err(errno));
         }
         let mut numbers = self.sends.lock();
-        let mut posting = match self.qp.posting() {
-            Ok(posting) => posting,
-            Err(error) => return (0, Err(error.into())),
-        };
+        match self.qp.posting() {
+            Ok(posting) => self.post_with(posting, &mut numbers, work),
+            Err(error) => (0, Err(error.into())),
+        }
+    }
+
+    fn post_with(
+        &self,
+        mut posting: Posting<'_>,
+        numbers: &mut Numbers,
+        work: impl Iterator<Item = Result<SendWork, Errno>>,
+    ) -> (usize, Result<(), Errno>) {
         let mut posted = 0;
         for request in work {
-            let done = request.and_then(|work| self.post_one(&mut posting, &mut numbers, &work));
+            let done = request.and_then(|work| self.post_one(&mut posting, numbers, &work));
             if let Err(errno) = done {
                 // The requests before it are still sent.
                 let _ = posting.finish();
@@ -176,11 +184,15 @@ impl QpBody {
     pub(crate) fn post_started(&self) -> Result<(), Errno> {
         let started = std::mem::take(&mut *self.started.lock());
         started.iter().try_for_each(|work| self.check_served(work))?;
-        let room = self.sends.lock().room();
+        let mut numbers = self.sends.lock();
+        let room = numbers.room();
         if room < started.len() {
             return Err(errno!(libc::ENOMEM, "{} requests, but room for {room}", started.len()));
         }
-        self.post_send(started.into_iter().map(Ok)).1
+        self.check_may_send()?;
+        let mut posting = self.qp.posting()?;
+        started.iter().filter_map(|work| work.kind.opcode()).try_for_each(|o| posting.admit(o))?;
+        self.post_with(posting, &mut numbers, started.into_iter().map(Ok)).1
     }
 
     /// Checks that send requests may be posted: on the RoCE device from RTS on, on the iWARP device

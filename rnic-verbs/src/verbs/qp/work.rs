@@ -1,7 +1,7 @@
 //! Work requests, copied from the program's structures.
 
 use arrayvec::ArrayVec;
-use rnic_client::{AtomicOperation, DatagramAddress, Sge};
+use rnic_client::{AtomicOperation, DatagramAddress, SendOpcode, Sge};
 
 use crate::c;
 use crate::errno::Errno;
@@ -215,6 +215,22 @@ pub(crate) enum SendKind {
 }
 
 impl SendKind {
+    /// Returns the opcode of the request; `None` if the device does not support it.
+    pub(crate) fn opcode(&self) -> Option<SendOpcode> {
+        Some(match self {
+            SendKind::Send => SendOpcode::Send,
+            SendKind::SendImmediate { .. } => SendOpcode::SendImmediate,
+            SendKind::SendInvalidate { .. } => SendOpcode::SendInvalidate,
+            SendKind::Write { immediate: None, .. } => SendOpcode::Write,
+            SendKind::Write { immediate: Some(_), .. } => SendOpcode::WriteImmediate,
+            SendKind::Atomic { operation, .. } => SendOpcode::of_operation(*operation).0,
+            SendKind::Read { .. } => SendOpcode::Read,
+            SendKind::LocalInvalidate { .. } => SendOpcode::LocalInvalidate,
+            SendKind::BindWindow(_) => SendOpcode::BindWindow,
+            SendKind::Unsupported => return None,
+        })
+    }
+
     /// Returns true if the request requires responses or guaranteed delivery.
     pub(crate) fn needs_reliability(&self) -> bool {
         matches!(
