@@ -195,8 +195,7 @@ impl IdBody {
     pub(crate) fn resolve_route(self: &Arc<Self>) -> Result<(), Errno> {
         let peer = {
             let state = self.state.lock();
-            state.expect(&[Phase::AddressResolved])?;
-            state.peer
+            state.peer.filter(|_| state.phase == Phase::AddressResolved)
         };
         if let Some(peer) = peer
             && !self.admit_route(peer)?
