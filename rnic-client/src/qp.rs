@@ -428,6 +428,16 @@ impl Posting<'_> {
         Ok(())
     }
 
+    /// Evaluates the fault rules of the next request, unless [`admit`](Self::admit) has.
+    #[cold]
+    fn admit_next(&mut self, call: LibraryCall) -> Result<(), Error> {
+        if self.admitted > 0 {
+            self.admitted -= 1;
+            return Ok(());
+        }
+        self.qp.session().admit(call)
+    }
+
     /// Adds a request to the batch.
     ///
     /// # Errors
@@ -436,10 +446,10 @@ impl Posting<'_> {
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
         self.qp.session().local_keys.check(request.wr_id(), request.elements())?;
-        if self.admitted > 0 {
-            self.admitted -= 1;
-        } else {
-            self.qp.session().admit(self.qp.post_of(request.header.opcode))?;
+        let call = self.qp.post_of(request.header.opcode);
+        // One branch without rules.
+        if self.qp.session().has_rules_for(call) | (self.admitted > 0) {
+            self.admit_next(call)?;
         }
         if let Some(sq) = &mut self.sq {
             self.qp.push_send(sq, request)?;

@@ -137,24 +137,29 @@ impl Session {
         }
     }
 
+    /// Returns true if fault rules for such calls are in force. Must not be called in a forked
+    /// child, in which the arena is not mapped.
+    #[inline]
+    pub(crate) fn has_rules_for(&self, call: LibraryCall) -> bool {
+        self.ruled_calls.include(call.bit())
+    }
+
     /// Fails if a fault rule fails this call. Asks the daemon only if rules for such calls are in
-    /// force. Must not be called in a forked child, in which the arena is not mapped.
+    /// force. Must not be called in a forked child.
     #[inline]
     pub(crate) fn admit(&self, call: LibraryCall) -> Result<(), Error> {
-        if self.ruled_calls.include(call.bit()) {
-            return self.ask(call).map(drop);
-        }
-        Ok(())
+        if self.has_rules_for(call) { self.ask(call).map(drop) } else { Ok(()) }
     }
 
     /// Same as [`admit`](Self::admit), but admits every call of a forked child. Returns false if a
     /// rule carries out the call, and an event follows.
     #[inline]
     pub(crate) fn admit_of_owner(&self, call: LibraryCall) -> Result<bool, Error> {
-        if self.owner.may_be_current() && self.ruled_calls.include(call.bit()) {
-            return self.ask(call);
+        if self.owner.may_be_current() && self.has_rules_for(call) {
+            self.ask(call)
+        } else {
+            Ok(true)
         }
-        Ok(true)
     }
 
     /// Asks the daemon whether a rule concerns a call. Without a reply the call is admitted: it
