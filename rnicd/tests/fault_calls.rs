@@ -57,8 +57,9 @@ fn rules_are_published_to_their_sessions() {
     assert_eq!(ruled(&second), poll, "a session that is opened later");
     set(&mut alice, "do=stop verb=post_recv", true);
     assert_eq!((ruled(&alice), ruled(&second)), (poll | post, poll));
+    let third = Raw::open_as(&daemon.socket(), ALICE);
     clear(&mut alice);
-    assert_eq!((ruled(&alice), ruled(&second)), (0, 0));
+    assert_eq!([&alice, &second, &third].map(ruled), [0; 3]);
     set(&mut alice, "do=complete status=fatal-err; do=fail errno=EIO; do=reject", false);
     assert_eq!(ruled(&alice), 0);
 }
