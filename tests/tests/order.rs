@@ -8,8 +8,8 @@ use std::time::Instant;
 use rnic_tests::mpi::Collectives;
 use rnic_tests::{DEADLINE, Daemon, Process, built, engine, omit, on_path, ports, verbs};
 
-/// Hold time of rules that break a program, in milliseconds: the maximum, because a busy machine may
-/// run the program that late.
+/// Hold time of rules that break a program, in milliseconds: the maximum, because a busy machine
+/// may run the program that late.
 const HOLD: &str = "1000";
 
 /// A daemon, and a program that runs over it.

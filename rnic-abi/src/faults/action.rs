@@ -41,6 +41,8 @@ pub enum Action {
         by: Duration,
         /// Number of held completions of the QP at which all are published.
         batch: Option<u32>,
+        /// Minimum time between two held completions.
+        gap: Duration,
     },
     /// Never publishes a completion. No device may do this.
     LoseCompletion,
@@ -260,7 +262,7 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("refuse", &["as"]),
     ("terminate", &["code"]),
     ("rnr", &["times"]),
-    ("hold-completion", &["by", "batch"]),
+    ("hold-completion", &["by", "batch", "gap"]),
     ("lose-completion", &[]),
     ("hold-event", &["by"]),
     ("lose-event", &[]),
@@ -310,10 +312,14 @@ impl Action {
                 Action::Terminate { code: code.ok_or_else(|| missing("code"))? }
             }
             "rnr" => Action::Rnr { times: words.number("times", 1, MAX_RNR_NAKS)?.unwrap_or(1) },
-            "hold-completion" => Action::HoldCompletion {
-                by: words.time("by")?.ok_or_else(|| missing("by"))?,
-                batch: words.number("batch", 2, u32::MAX)?,
-            },
+            "hold-completion" => {
+                let gap = words.time("gap")?;
+                Action::HoldCompletion {
+                    by: words.time("by")?.or(gap).ok_or_else(|| missing("by"))?,
+                    batch: words.number("batch", 2, u32::MAX)?,
+                    gap: gap.unwrap_or_default(),
+                }
+            }
             "lose-completion" => Action::LoseCompletion,
             "hold-event" => {
                 Action::HoldEvent { by: words.time("by")?.ok_or_else(|| missing("by"))? }

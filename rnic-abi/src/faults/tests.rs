@@ -55,12 +55,17 @@ fn every_action_has_its_arguments() {
         ("do=rnr times=1000000", Action::Rnr { times: 1_000_000 }, Point::Receive),
         (
             "do=hold-completion by=5ms",
-            Action::HoldCompletion { by, batch: None },
+            Action::HoldCompletion { by, batch: None, gap: Duration::ZERO },
             Point::Completion,
         ),
         (
             "do=hold-completion by=5ms batch=4 flushed=true",
-            Action::HoldCompletion { by, batch: Some(4) },
+            Action::HoldCompletion { by, batch: Some(4), gap: Duration::ZERO },
+            Point::Completion,
+        ),
+        (
+            "do=hold-completion gap=5ms",
+            Action::HoldCompletion { by, batch: None, gap: by },
             Point::Completion,
         ),
         ("do=hold-event by=5ms", Action::HoldEvent { by }, Point::CompletionEvent),

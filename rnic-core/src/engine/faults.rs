@@ -153,11 +153,11 @@ impl QpCore {
                 record(self, engine, rule.name, format!("the completion of {wr_id} was lost"));
                 CompletionFate::Never
             }
-            Some((rule, Action::HoldCompletion { by, batch })) => {
+            Some((rule, Action::HoldCompletion { by, batch, gap })) => {
                 let text = format!("the completion of {wr_id} was held back for {by:?}");
                 record(self, engine, rule.name, text);
                 let at = engine.now.after(by);
-                let at = after_held.map_or(at, |last| last.max(at));
+                let at = after_held.map_or(at, |last| last.after(gap).max(at));
                 CompletionFate::Held(Hold { at, batch })
             }
             _ => after_held

@@ -84,6 +84,22 @@ fn a_full_batch_is_published_at_once() {
 }
 
 #[test]
+fn held_completions_come_one_at_a_time() {
+    for (mut w, which) in pairs() {
+        set(&mut w, A, "do=hold-completion gap=1s");
+        for n in 1..=3 {
+            send(&mut w, n);
+        }
+        for n in 1..=3 {
+            w.advance(HOLD - MS);
+            assert_eq!(w.completions(A), [""; 0], "{which}");
+            w.advance(MS);
+            assert_eq!(w.completions(A), [format!("{n} Send")], "{which}");
+        }
+    }
+}
+
+#[test]
 fn only_flushed_requests_are_held() {
     for (mut w, which) in pairs() {
         set(&mut w, A, "do=hold-completion by=1s flushed=true");
