@@ -53,6 +53,9 @@ pub struct QpOptions<'a> {
     /// QP type (`ibv_qp_type`); by default iWARP, which connects or accepts. An RC QP ignores
     /// `rnr_policy`: messages wait for a receive as long as the peer retries.
     pub kind: QpType,
+    /// Name of the device that the program uses, for fault rules that select a device; by default
+    /// empty: the daemon knows the device of an RC or UC QP by its GID.
+    pub device: &'a str,
 }
 
 impl<'a> QpOptions<'a> {
@@ -71,6 +74,7 @@ impl<'a> QpOptions<'a> {
             rnr_policy: RnrPolicy::Terminate,
             context: 0,
             kind: QpType::Iwarp,
+            device: "",
         }
     }
 }
@@ -135,6 +139,7 @@ impl Pd {
             rnr_policy: options.rnr_policy,
             context: options.context,
             kind: options.kind,
+            device: options.device.to_owned(),
         }))?;
         let ReplyBody::Qp { qp: id, sq, rq, .. } = reply else { return Err(unexpected(&reply)) };
         let send = session.queue(sq, QueueKind::Send)?;

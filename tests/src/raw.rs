@@ -421,6 +421,7 @@ pub fn qp_request(pd: PdId, cq: CqId) -> QpRequest {
         rnr_policy: RnrPolicy::Terminate,
         context: 0,
         kind: QpType::Iwarp,
+        device: String::new(),
     }
 }
 

@@ -601,6 +601,9 @@ pub struct QpRequest {
     pub context: u64,
     /// Type of the QP.
     pub kind: QpType,
+    /// Name of the device that the program uses, for fault rules that select a device. Empty if
+    /// unknown.
+    pub device: String,
 }
 
 /// Way to end a connection.

@@ -145,6 +145,7 @@ impl QpBody {
             signal_all: wanted.signal_all,
             rnr_policy: RNR_POLICY,
             kind: wanted.kind,
+            device: pd.adapter().name(),
             ..QpOptions::new(wanted.send_cq.client())
         };
         let qp = pd.client().create_qp(&options)?;

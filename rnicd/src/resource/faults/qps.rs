@@ -194,9 +194,12 @@ impl Manager {
             && device.as_ref().is_none_or(|device| self.is_on(qp, device))
     }
 
-    /// Returns true if a QP belongs to a device. A QP of a RoCE device that has no GID yet may
-    /// belong to any of them.
-    fn is_on(&self, qp: &Qp, device: &str) -> bool {
+    /// Returns true if a QP belongs to a device. If the program has not named the device, a QP of a
+    /// RoCE device belongs to each with its GID, and without a GID to any of them.
+    pub(super) fn is_on(&self, qp: &Qp, device: &str) -> bool {
+        if !qp.device.is_empty() {
+            return qp.device == device;
+        }
         if !qp.kind.is_roce() {
             return self.config.device.name == device;
         }

@@ -48,6 +48,8 @@ pub struct Qp {
     pub phase: QpPhase,
     /// QP type.
     pub kind: QpType,
+    /// Name of its device as the program has given it, or empty.
+    pub device: String,
     /// Attributes and stream of an RC or UC QP. `None` before Rtr.
     pub rc: Option<RcAttr>,
     /// PSN of the last connection request that was rejected, and the reason. The diagnosis has

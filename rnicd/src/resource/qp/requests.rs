@@ -13,7 +13,7 @@ use rnic_core::engine::{EngineCommand, QpConfig};
 use super::parts::QpParts;
 use super::{Qp, QpPhase, QpUses, qp_row};
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, check_device};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::faults::told::QpFaults;
@@ -92,6 +92,7 @@ impl Manager {
             shared,
             phase: QpPhase::Idle(config),
             kind: request.kind,
+            device: request.device.clone(),
             rc: None,
             datagrams: None,
             rejected: None,
@@ -228,6 +229,9 @@ impl Manager {
 }
 
 fn check_qp(config: &Config, r: &QpRequest) -> Result<(), Refusal> {
+    if !r.device.is_empty() {
+        check_device(&r.device).map_err(|why| refuse::invalid("device", why))?;
+    }
     // Receive queue parameters are ignored with an SRQ.
     let own = if r.srq.is_some() { 1 } else { 2 };
     for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
