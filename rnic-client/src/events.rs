@@ -53,7 +53,8 @@ impl Subject {
             | Event::ResolutionFailed { .. }
             | Event::Detached { .. }
             | Event::GidsChanged
-            | Event::DevicesChanged => Subject::Session,
+            | Event::DevicesChanged
+            | Event::DeviceRemoved { .. } => Subject::Session,
             Event::Async { ref object, .. } => match *object {
                 AsyncObject::Device(_) => Subject::Session,
                 AsyncObject::Qp(qp) => Subject::Qp(qp),

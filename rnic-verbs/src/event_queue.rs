@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -19,12 +20,14 @@ use crate::system;
 pub(crate) struct EventQueue<T> {
     fd: OwnedFd,
     waiting: Mutex<VecDeque<T>>,
+    /// There will be no more events.
+    closed: AtomicBool,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
-        Ok(EventQueue { fd, waiting: Mutex::new(VecDeque::new()) })
+        Ok(EventQueue { fd, waiting: Mutex::new(VecDeque::new()), closed: AtomicBool::new(false) })
     }
 
     /// The descriptor, for C.
@@ -45,6 +48,16 @@ impl<T> EventQueue<T> {
         }
         waiting.push_back(event);
         drop(waiting);
+        self.signal();
+    }
+
+    /// Ends the queue: the descriptor stays readable, and readers fail once no events wait.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.signal();
+    }
+
+    fn signal(&self) {
         // Cannot overflow: the limit is 2^64 - 2 events.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
@@ -54,7 +67,8 @@ impl<T> EventQueue<T> {
     ///
     /// # Errors
     ///
-    /// The errors of `read(2)`, including `EAGAIN` and `EINTR`.
+    /// The errors of `read(2)`, including `EAGAIN` and `EINTR`. `EIO` after
+    /// [`close`](Self::close), once there are no more events.
     pub(crate) fn next(&self, count: impl Fn(&T)) -> io::Result<T> {
         loop {
             system::read_count(self.fd())?;
@@ -62,6 +76,11 @@ impl<T> EventQueue<T> {
             if let Some(event) = waiting.pop_front() {
                 count(&event);
                 return Ok(event);
+            }
+            if self.closed.load(Ordering::Acquire) {
+                // Wakes the next reader.
+                self.signal();
+                return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             // `take_back` has removed the event after the descriptor was read.
         }
@@ -153,6 +172,19 @@ mod tests {
             });
             assert_eq!(event.expect("an event"), 1);
         });
+    }
+
+    #[test]
+    fn a_closed_queue_fails_after_its_events() {
+        let queue = EventQueue::new().expect("an eventfd");
+        queue.push(1);
+        queue.close();
+        assert_eq!(queue.next(|_| ()).expect("an event"), 1);
+        for _ in 0..2 {
+            let error = queue.next(|_| ()).expect_err("no more events");
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+            assert!(readable(&queue));
+        }
     }
 
     #[test]

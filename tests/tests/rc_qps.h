@@ -13,7 +13,7 @@ struct patience {
 };
 
 // Opens the first RoCE device.
-static struct ibv_context *open_roce(void)
+__attribute__((unused)) static struct ibv_context *open_roce(void)
 {
     int count;
     struct ibv_context *opened = NULL;

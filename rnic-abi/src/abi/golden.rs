@@ -451,13 +451,16 @@ fn replies() {
                         uverbs: 1,
                         gids: vec![3, NO_GID],
                         port_down: true,
+                        p_key: 0x8001,
+                        active_width: 2,
+                        active_speed: 32,
                     }],
                     tree: "/t".into(),
                     profile: profile(),
                 })),
                 "01000106726e6963643005302e312e300102030405060708090a0b010c0d\
                  0f8180849885c09780021011010472786530018280849885c0978002a5280e\
-                 0465746830010203ffff0301022f7401700103312e3212131401151617180c\
+                 0465746830010203ffff03018180020220022f7401700103312e3212131401151617180c\
                  19802080081a1b011c1d00",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
@@ -829,6 +832,7 @@ fn events() {
                 "1a0a000472786530",
             ),
             (Event::ResolutionFailed { context: 300, errno: 110 }, "1bac026e"),
+            (Event::DeviceRemoved { device: "rxe0".into() }, "1c0472786530"),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

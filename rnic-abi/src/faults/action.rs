@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::change::Change;
 use super::error::FaultError;
 use super::link::LinkShape;
 use super::names::{Names, errno, listed, status};
@@ -111,6 +112,13 @@ pub enum Action {
         /// The event.
         event: AsyncEvent,
     },
+    /// Changes a device or its port.
+    Change {
+        /// The change.
+        change: Change,
+        /// Time until it is undone; without it, until the rule is cleared.
+        time: Option<Duration>,
+    },
     /// The device fails: `IBV_EVENT_DEVICE_FATAL`, and its QPs move to ERR.
     DeviceFatal,
     /// Ends the session, as if its program had been killed.
@@ -158,6 +166,10 @@ impl AsyncEvent {
     pub const PORT_ACTIVE: AsyncEvent = AsyncEvent(9);
     /// `IBV_EVENT_PORT_ERR`.
     pub const PORT_ERR: AsyncEvent = AsyncEvent(10);
+    /// `IBV_EVENT_PKEY_CHANGE`.
+    pub const PKEY_CHANGE: AsyncEvent = AsyncEvent(12);
+    /// `IBV_EVENT_GID_CHANGE`.
+    pub const GID_CHANGE: AsyncEvent = AsyncEvent(18);
 
     /// Returns the number in verbs.
     pub fn number(self) -> u32 {
@@ -280,6 +292,10 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("cq-fatal", &[]),
     ("srq-fatal", &[]),
     ("event", &["event"]),
+    ("gid-change", &["index", "for"]),
+    ("pkey-change", &["pkey", "for"]),
+    ("speed-change", &["speed", "width", "for"]),
+    ("device-removal", &["for"]),
     ("device-fatal", &[]),
     ("end-session", &[]),
     ("link", &["delay", "jitter", "rate", "stall", "loss", "duplicate", "reorder", "truncate"]),
@@ -360,7 +376,10 @@ impl Action {
             "device-fatal" => Action::DeviceFatal,
             "link" => Action::Link(link(words)?),
             "order" => order(words)?,
-            _ => Action::EndSession,
+            _ => match Change::take(name, words)? {
+                Some(change) => Action::Change { change, time: words.time("for")? },
+                None => Action::EndSession,
+            },
         };
         Ok((action, name))
     }
@@ -383,6 +402,7 @@ impl Action {
             | Action::PortDown { .. }
             | Action::CqFatal
             | Action::SrqFatal
+            | Action::Change { .. }
             | Action::Event { .. }
             | Action::DeviceFatal
             | Action::EndSession => Point::Once,

@@ -6,6 +6,7 @@
 //! describes them.
 
 mod action;
+pub mod change;
 mod error;
 pub mod link;
 mod name;

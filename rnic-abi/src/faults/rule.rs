@@ -80,6 +80,10 @@ impl FaultRule {
         let unused = set.into_iter().find(|(key, is_set)| *is_set && !has_effect(key));
         let unused = match point {
             Point::Setting if !trigger.selects_all() => Some("a number, probability or limit"),
+            // A device changes as a whole.
+            Point::Once if matches!(action, Action::Change { .. }) => {
+                unused.map(|(key, _)| key).or(select.object_key())
+            }
             _ => unused.map(|(key, _)| key),
         };
         if let Some(key) = words.left().or(unused) {

@@ -18,6 +18,7 @@ use super::service::Service;
 use super::state::{IdBody, Parameters, Phase};
 use crate::c;
 use crate::errno::Errno;
+use crate::verbs::adapter::Adapter;
 use crate::verbs::device::Device;
 use crate::verbs::registry::ConnectionManager;
 
@@ -335,6 +336,19 @@ impl ConnectionManager for Ids {
         bound.sort_by_key(Arc::as_ptr);
         bound.dedup_by_key(|id| Arc::as_ptr(id));
         bound.iter().for_each(|id| id.push(c::RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
+    }
+
+    fn unplugged(&self, device: &Arc<Adapter>) {
+        let guard = self.events_lost.lock();
+        let mut ids: Vec<_> = self.by_qp.lock().values().map(|held| held.id.clone()).collect();
+        ids.extend(self.by_listener.lock().values().cloned());
+        ids.extend(self.sources.lock().values().filter_map(Weak::upgrade));
+        ids.retain(|id| id.is_bound_to(device));
+        ids.sort_by_key(Arc::as_ptr);
+        ids.dedup_by_key(|id| Arc::as_ptr(id));
+        ids.iter().for_each(|id| id.unplugged());
+        drop(guard);
+        self.delivered.notify_all();
     }
 
     fn due_in(&self) -> Option<Duration> {

@@ -212,6 +212,11 @@ impl IdBody {
         Ok(if source.is_some() { self.adapter.get_or_init(|| found).clone() } else { found })
     }
 
+    /// Returns true if the id has a local address of this device.
+    pub(super) fn is_bound_to(&self, device: &Arc<Adapter>) -> bool {
+        self.adapter.get().is_some_and(|own| Arc::ptr_eq(own, device))
+    }
+
     pub(crate) fn set_head(&self, head: Foreign<c::rdma_cm_id>) {
         let _ = self.head.set(head);
     }

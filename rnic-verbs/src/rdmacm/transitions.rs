@@ -74,6 +74,10 @@ impl IdBody {
     /// Handles a connection request. Rejects it if the backlog is full. As in the kernel, the
     /// backlog counts the requests that the program has not fetched.
     pub(super) fn handle_request(self: &Arc<Self>, request: ConnectionRequest) {
+        if self.phase() == Phase::Ended {
+            // Its device was unplugged.
+            return;
+        }
         let backlog = self.state.lock().backlog;
         let waiting = self.channel.lock().as_ref().map_or(0, |channel| channel.requests(self));
         if waiting >= backlog {
@@ -239,6 +243,14 @@ impl IdBody {
             return self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::ENODEV);
         }
         self.disconnected("the daemon is gone");
+    }
+
+    /// Ends the id because its device was unplugged. Only destroying it is possible now, as in the
+    /// kernel.
+    pub(super) fn unplugged(self: &Arc<Self>) {
+        self.attempt_ended();
+        self.state.lock().phase = Phase::Ended;
+        self.push(c::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
     }
 
     /// Queues the event for the end of a connection or an attempt.

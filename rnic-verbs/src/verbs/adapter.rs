@@ -2,11 +2,13 @@
 
 use std::ffi::c_char;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rnic_client::{DeviceAttributes, DeviceKind, DeviceRow, Gid, GidRow, NO_GID};
 
 use crate::c;
+use crate::errno::Errno;
 use crate::ffi::handles::{Foreign, Kind, add, remove, zeroed};
 use crate::verbs::device_table::Tables;
 use crate::verbs::limits::Limits;
@@ -20,6 +22,8 @@ pub(crate) struct Adapter {
     pub(crate) defaults: Defaults,
     /// GID table of the device, and the tables that it is from.
     gids: Mutex<Option<(Arc<Tables>, Arc<Gids>)>>,
+    /// The device was unplugged. A device of the same name is another one.
+    unplugged: AtomicBool,
 }
 
 /// Default objects of one device, for programs that use ids without creating their own. Null until
@@ -51,7 +55,14 @@ impl Adapter {
         let block = Box::new(DeviceBlock { device: head(&row, &of.tree), padding: [0; 16] });
         let defaults =
             Defaults { context: Mutex::new(Foreign::NULL), pd: Mutex::new(Foreign::NULL) };
-        let adapter = Arc::new(Adapter { row, limits, block, defaults, gids: Mutex::default() });
+        let adapter = Arc::new(Adapter {
+            row,
+            limits,
+            block,
+            defaults,
+            gids: Mutex::default(),
+            unplugged: AtomicBool::new(false),
+        });
         add(Kind::Device, adapter.head().0.addr());
         adapter
     }
@@ -59,7 +70,30 @@ impl Adapter {
     /// Returns true if the daemon describes the same device by this row.
     pub(crate) fn is(&self, row: &DeviceRow) -> bool {
         let own = &self.row;
-        (&own.name, own.uverbs, &own.interface) == (&row.name, row.uverbs, &row.interface)
+        !self.is_unplugged()
+            && (&own.name, own.uverbs, &own.interface) == (&row.name, row.uverbs, &row.interface)
+    }
+
+    /// Records that the device was unplugged.
+    pub(crate) fn unplug(&self) {
+        self.unplugged.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_unplugged(&self) -> bool {
+        self.unplugged.load(Ordering::Acquire)
+    }
+
+    /// Checks that the device is present.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if it was unplugged, as from the kernel's uverbs for verbs that destroy nothing.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Errno> {
+        if !self.is_unplugged() {
+            return Ok(());
+        }
+        Err(errno!(libc::EIO, "device {} was removed", self.row.name))
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -228,6 +262,9 @@ pub(crate) mod tests {
             uverbs: 1,
             gids,
             port_down: false,
+            p_key: 0xffff,
+            active_width: 2,
+            active_speed: 32,
         }
     }
 

@@ -17,7 +17,7 @@ use crate::verbs::device::Device;
 /// A completion channel. The daemon writes events to its descriptor.
 pub(crate) struct ChannelBody {
     device: Arc<Device>,
-    channel: CompletionChannel,
+    channel: Arc<CompletionChannel>,
     /// Number of CQs that use it.
     cqs: AtomicI32,
 }
@@ -33,6 +33,8 @@ impl ChannelBody {
         let channel = device.context.create_completion_channel()?;
         // Programs expect ibv_get_cq_event to block until they change the mode of the descriptor.
         rustix::io::ioctl_fionbio(&channel, false)?;
+        let channel = Arc::new(channel);
+        device.created_channel(&channel, context.adapter());
         Ok(Arc::new(ChannelBody { device: device.clone(), channel, cqs: AtomicI32::new(0) }))
     }
 
@@ -67,9 +69,9 @@ impl ChannelBody {
         loop {
             let mut record = [0; CompletionChannel::RECORD_LEN];
             let n = system::receive_packet(self.fd(), &mut record)?;
-            // A socket without a peer returns an empty packet.
+            // A socket that is shut down or has no peer returns an empty packet.
             let cq = CompletionChannel::parse_record(&record[..n])
-                .ok_or_else(|| errno!(libc::EIO, "the daemon has closed the completion channel"))?;
+                .ok_or_else(|| errno!(libc::EIO, "the completion channel is closed"))?;
             // Skips events of destroyed CQs. Destroying a CQ waits for events that are counted.
             if let Some(cq) = self.device.cqs.read().get(&cq).map(|cq| cq.hand_out_event()) {
                 return Ok(cq);

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use rnic_client::{CompletionChannel, Context, CqId, DeviceAttributes, QpId, SrqId};
+use rustix::net::{Shutdown, shutdown};
 
 use crate::c;
 use crate::errno::Errno;
@@ -25,6 +26,8 @@ pub(crate) struct Device {
     /// The devices that the daemon has, and removed ones that were in use when last listed.
     adapters: Mutex<Vec<Arc<Adapter>>>,
     contexts: Mutex<Vec<(Weak<AsyncEvents>, Arc<Adapter>)>>,
+    /// Completion channels with the devices of their contexts.
+    channels: Mutex<Vec<(Weak<CompletionChannel>, Arc<Adapter>)>>,
     /// The channel of CQs without a channel, see [`silent_channel`](Self::silent_channel).
     silent: Mutex<Option<CompletionChannel>>,
     table: DeviceTable,
@@ -48,6 +51,7 @@ impl Device {
             attributes,
             adapters: Mutex::default(),
             contexts: Mutex::default(),
+            channels: Mutex::default(),
             silent: Mutex::default(),
             table: DeviceTable::default(),
             ahs: AtomicU32::new(0),
@@ -172,6 +176,36 @@ impl Device {
                 });
             }
         }
+    }
+
+    /// Registers a new completion channel.
+    pub(crate) fn created_channel(&self, of: &Arc<CompletionChannel>, adapter: &Arc<Adapter>) {
+        let mut channels = self.channels.lock();
+        channels.retain(|(channel, _)| channel.strong_count() > 0);
+        channels.push((Arc::downgrade(of), adapter.clone()));
+    }
+
+    /// Handles the removal of a device from the running system: its contexts get
+    /// `IBV_EVENT_DEVICE_FATAL`, and then no more events. Returns the device if the program has
+    /// used it.
+    pub(crate) fn unplugged(&self, name: &str) -> Option<Arc<Adapter>> {
+        self.tables_changed();
+        let is_it = |adapter: &&Arc<Adapter>| adapter.name() == name && !adapter.is_unplugged();
+        let gone = self.adapters.lock().iter().find(is_it).cloned()?;
+        gone.unplug();
+        for (events, _) in self.event_queues().iter().filter(|(_, of)| Arc::ptr_eq(of, &gone)) {
+            events.push(AsyncEvent::of_device(c::IBV_EVENT_DEVICE_FATAL));
+            events.close();
+        }
+        let channels = self.channels.lock();
+        for (channel, _) in channels.iter().filter(|(_, of)| Arc::ptr_eq(of, &gone)) {
+            if let Some(channel) = channel.upgrade() {
+                // Fails if the daemon has gone. Readers find the end of the channel in either case.
+                let _ = shutdown(&*channel, Shutdown::Read);
+            }
+        }
+        drop(channels);
+        Some(gone)
     }
 
     /// Queues `IBV_EVENT_DEVICE_FATAL` for all contexts.

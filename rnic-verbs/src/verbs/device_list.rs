@@ -133,6 +133,9 @@ mod tests {
                 uverbs,
                 gids: Vec::new(),
                 port_down: false,
+                p_key: 0xffff,
+                active_width: 2,
+                active_speed: 32,
             };
             Adapter::new(row, &attributes())
         };

@@ -75,6 +75,12 @@ fn deliver(device: &Arc<Device>, event: Event) {
         Event::SrqUnfair { .. } => {}
         Event::GidsChanged => device.gids_changed(),
         Event::DevicesChanged => device.tables_changed(),
+        Event::DeviceRemoved { device: name } => {
+            if let (Some(gone), Some(connections)) = (device.unplugged(&name), device.connections())
+            {
+                connections.unplugged(&gone);
+            }
+        }
         Event::EventsLost { count } => {
             log::debug(|| format!("{count} events were lost"));
             if let Some(connections) = device.connections() {

@@ -104,6 +104,7 @@ impl MrBody {
 
 impl Registered {
     fn new(pd: &Arc<PdBody>, wanted: &MrParams) -> Result<Registered, Errno> {
+        pd.adapter().check()?;
         let mr = pd.client().reg_program_memory(&wanted.range, &wanted.options()?)?;
         let new = Registered { mr, access: wanted.access, pd: pd.user() };
         new.note(pd, wanted);
@@ -111,6 +112,7 @@ impl Registered {
     }
 
     fn replace(&mut self, pd: &Arc<PdBody>, wanted: &MrParams) -> Result<(), Errno> {
+        pd.adapter().check()?;
         self.mr.reregister(pd.client(), &wanted.range, &wanted.options()?)?;
         self.access = wanted.access;
         self.pd = pd.user();

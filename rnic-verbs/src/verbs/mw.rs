@@ -35,6 +35,7 @@ impl MwBody {
             c::IBV_MW_TYPE_2 => WindowKind::Type2,
             _ => return Err(invalid!("{kind} is not a memory window type")),
         };
+        pd.adapter().check()?;
         let window = pd.client().alloc_window(kind)?;
         let key = WindowKey::new(window.rkey().0);
         Ok(MwBody { window, key, kind, pd: pd.user() })

@@ -8,7 +8,7 @@ use crate::ffi::entry::entry;
 use crate::ffi::handles::{Foreign, OfContext, all_of, live, publish, withdraw, zeroed};
 use crate::verbs::adapter::Adapter;
 use crate::verbs::ah::AhBody;
-use crate::verbs::context::{ContextBody, context, start};
+use crate::verbs::context::{ContextBody, any_context, start};
 use crate::verbs::cq::CqBody;
 use crate::verbs::device::{Device, VECTORS};
 use crate::verbs::mr::MrBody;
@@ -64,12 +64,13 @@ pub(crate) fn default_pd(
 
 fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let found = session::with_head(device).ok_or_else(|| device_list::no_device(device))?;
+    found.1.check().map_err(|errno| errno.with_number(libc::ENODEV))?;
     open(&found.0, &found.1)
 }
 
 /// Closes a context. The context that ids share stays open.
 fn close_device(of: *mut ibv_context) -> Result<(), Errno> {
-    let found = context(of)?;
+    let found = any_context(of)?;
     let device = found.device();
     if found.adapter().defaults.context.lock().0 == of {
         // Current and later ids of the process use it.

@@ -1,12 +1,14 @@
 //! The objects of a session, as other objects and the event thread see them.
 
 use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rnic_client::{Completion, Context, CqId, Event, QpId, SrqId};
 
 use crate::c::{ibv_cq, ibv_event_type, ibv_wc};
 use crate::ffi::handles::Foreign;
+use crate::verbs::adapter::Adapter;
 
 /// A completion queue.
 pub(crate) trait AnyCq: Send + Sync {
@@ -70,6 +72,9 @@ pub(crate) trait ConnectionManager: Any + Send + Sync {
 
     /// Ends all connections, because the daemon is gone.
     fn daemon_gone(&self);
+
+    /// Ends all use of a device that was unplugged.
+    fn unplugged(&self, device: &Arc<Adapter>);
 
     /// Returns the time until the next connection attempt is due, or `None` if there are none.
     fn due_in(&self) -> Option<Duration>;

@@ -24,7 +24,7 @@ use crate::verbs::registry::{AnyQp, AnySrq};
 pub(crate) struct SrqBody {
     device: Arc<Device>,
     srq: Srq,
-    _pd: PdUser,
+    pd: PdUser,
     max_sge: u8,
     pub(crate) events: ObjectEvents<ibv_srq>,
     /// `wr_id`s of outstanding receives. They may complete in any order.
@@ -53,7 +53,7 @@ impl SrqBody {
         let body = Arc::new(SrqBody {
             device: device.clone(),
             srq,
-            _pd: pd.user(),
+            pd: pd.user(),
             max_sge,
             events: ObjectEvents::new(context.async_events().clone()),
             wr_ids: Mutex::default(),
@@ -72,6 +72,7 @@ impl SrqBody {
 
     /// Returns the size and the armed limit (`ibv_query_srq(3)`).
     pub(crate) fn attributes(&self) -> Result<ibv_srq_attr, Errno> {
+        self.pd.adapter().check()?;
         let row = self.srq.query()?;
         Ok(self.attr(row.limit))
     }
@@ -83,6 +84,7 @@ impl SrqBody {
 
     /// Arms the limit (`ibv_modify_srq(3)`). The size is fixed.
     pub(crate) fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
+        self.pd.adapter().check()?;
         if limit > self.srq.capacity() {
             let capacity = self.srq.capacity();
             return Err(invalid!("srq_limit {limit} is above max_wr {capacity}"));
@@ -95,6 +97,9 @@ impl SrqBody {
         &self,
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
     ) -> (usize, Result<(), Errno>) {
+        if let Err(errno) = self.pd.adapter().check() {
+            return (0, Err(errno));
+        }
         let mut wr_ids = self.wr_ids.lock();
         let mut posted = 0;
         for request in work {

@@ -143,7 +143,8 @@ pub fn update(table: &mut Vec<GidRow>, now: Vec<GidRow>) {
     }
 }
 
-fn empty() -> GidRow {
+/// Returns an empty entry.
+pub fn empty() -> GidRow {
     GidRow { gid: Gid::default(), interface: String::new(), interface_index: 0, mtu: 0 }
 }
 

@@ -65,6 +65,8 @@ pub struct Port {
     pub gids: Vec<GidRow>,
     /// A fault rule has taken the port down for all users of this daemon.
     pub down: bool,
+    /// Entry 0 of the P_Key table.
+    pub p_key: u16,
     /// True if the files show each GID twice: as RoCE v1 and as RoCE v2.
     pub gid_v1: bool,
 }
@@ -132,14 +134,12 @@ fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
 
     let at = port_folder(name);
     for (what, value) in [
-        ("rate", rate(port.link).as_str()),
         ("link_layer", "Ethernet"),
         ("lid", "0x0"),
         ("lid_mask_count", "0"),
         ("sm_lid", "0x0"),
         ("sm_sl", "0"),
         ("cap_mask", "0x04010000"),
-        ("pkeys/0", "0xffff"),
     ] {
         all.push(file(&format!("{at}/{what}"), value));
     }
@@ -151,8 +151,8 @@ fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
     all
 }
 
-/// Returns the entries that change with a device: the state of its port, its interfaces, and the
-/// files of its GID table. An empty entry of the table has a zero GID, no type and no interface.
+/// Returns the entries that change with a device: the attributes of its port, its interfaces, and
+/// the files of its GID table. An empty entry of the table has a zero GID, no type and no interface.
 fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
     let name = &port.name;
     let at = port_folder(name);
@@ -164,8 +164,13 @@ fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
         .collect();
     let (state, phys_state) =
         if port.down { ("1: DOWN", "3: Disabled") } else { ("4: ACTIVE", "5: LinkUp") };
-    let states = [("state", state), ("phys_state", phys_state)];
-    let states = states.map(|(what, value)| file(&format!("{at}/{what}"), value));
+    let states = [
+        ("state", state.to_owned()),
+        ("phys_state", phys_state.to_owned()),
+        ("rate", rate(port.link)),
+        ("pkeys/0", format!("{:#06x}", port.p_key)),
+    ];
+    let states = states.map(|(what, value)| file(&format!("{at}/{what}"), &value));
     let first = port.gids.iter().map(|row| row.interface.as_str()).find(|name| !name.is_empty());
     let parent = format!("devices/rnicd/{name}/infiniband/{name}/parent");
     let parent = file(&parent, first.unwrap_or_default());
@@ -318,6 +323,7 @@ mod tests {
             uverbs: u32::from(roce),
             gids: Vec::new(),
             down: false,
+            p_key: 0xffff,
             gid_v1: false,
         };
         vec![port("rnicd0", false), port("rnicd1", true)]

@@ -149,6 +149,7 @@ mod tests {
                     uverbs: n,
                     gids: Vec::new(),
                     down: false,
+                    p_key: 0xffff,
                     gid_v1: false,
                 })
                 .collect(),

@@ -25,6 +25,12 @@ pub struct DeviceRow {
     pub gids: Vec<u16>,
     /// A fault rule has taken the port down.
     pub port_down: bool,
+    /// Entry 0 of the P_Key table, the only one.
+    pub p_key: u16,
+    /// `active_width` of `ibv_query_port(3)`.
+    pub active_width: u8,
+    /// `active_speed` of `ibv_query_port(3)`.
+    pub active_speed: u8,
 }
 
 /// Marks an empty entry in [`DeviceRow::gids`].

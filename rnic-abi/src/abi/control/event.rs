@@ -276,6 +276,13 @@ pub enum Event {
         /// Error number (`errno(3)`).
         errno: u16,
     },
+    /// A fault rule has removed a device, as if it were unplugged. Its QPs move to Error. The
+    /// library fails later verbs of contexts of the device, even if there is a device of this name
+    /// again.
+    DeviceRemoved {
+        /// Name of the device.
+        device: String,
+    },
 }
 
 /// Object of an asynchronous event.

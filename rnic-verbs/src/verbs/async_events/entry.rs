@@ -8,7 +8,7 @@ use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{live, zeroed};
 use crate::ffi::pointers::{In, Out, add};
-use crate::verbs::context::context;
+use crate::verbs::context::any_context;
 use crate::verbs::cq::CqBody;
 use crate::verbs::device::PORT;
 use crate::verbs::qp::QpBody;
@@ -22,7 +22,7 @@ fn get(of: *mut ibv_context, to: Out<ibv_async_event>) -> Result<(), Errno> {
         }
     };
     let to = to.required("event")?;
-    let context = context(of)?;
+    let context = any_context(of)?;
     let event = context.async_events().next(counted)?;
     let element = event.element.0;
     let mut head: ibv_async_event = zeroed();

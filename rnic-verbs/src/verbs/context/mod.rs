@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use rnic_client::{DeviceKind, GidRow};
+use rnic_client::{DeviceKind, DeviceRow, GidRow};
 
 use crate::c;
 use crate::errno::Errno;
@@ -38,8 +38,15 @@ impl Body for ContextBody {
     const KIND: Kind = Kind::Context;
 }
 
-/// Returns the context of a C pointer, which points to the last field of the structure.
+/// Returns the context of a C pointer, unless its device was unplugged.
 pub(crate) fn context(of: *mut c::ibv_context) -> Result<Live<ContextBody>, Errno> {
+    let found = any_context(of)?;
+    found.adapter.check()?;
+    Ok(found)
+}
+
+/// Returns the context of a C pointer, which points to the last field of the structure.
+pub(crate) fn any_context(of: *mut c::ibv_context) -> Result<Live<ContextBody>, Errno> {
     live(start(of))
 }
 
@@ -166,7 +173,8 @@ impl ContextBody {
     pub(crate) fn port(&self, port: u8) -> Result<c::ibv_port_attr, Errno> {
         check_port(port)?;
         let mut attr: c::ibv_port_attr = zeroed();
-        let is_down = self.is_port_down();
+        let row = self.row();
+        let is_down = row.port_down;
         attr.state = if is_down { c::IBV_PORT_DOWN } else { c::IBV_PORT_ACTIVE };
         let profile = &self.adapter.limits().profile;
         attr.max_mtu = mtu_code(profile.max_mtu);
@@ -175,8 +183,8 @@ impl ContextBody {
         attr.max_msg_sz = profile.max_msg_sz;
         attr.pkey_tbl_len = 1;
         attr.max_vl_num = 1;
-        attr.active_width = profile.active_width;
-        attr.active_speed = profile.active_speed;
+        attr.active_width = row.active_width;
+        attr.active_speed = row.active_speed;
         attr.phys_state = if is_down { PHYS_STATE_DISABLED } else { PHYS_STATE_LINK_UP };
         attr.link_layer = c::IBV_LINK_LAYER_ETHERNET;
         if self.kind() == DeviceKind::Roce {
@@ -186,11 +194,12 @@ impl ContextBody {
         Ok(attr)
     }
 
-    /// Returns true if a fault rule has taken the port down.
-    fn is_port_down(&self) -> bool {
+    /// Returns the description of the device, or the first one if the daemon has removed it.
+    fn row(&self) -> DeviceRow {
         let tables = self.device.tables();
         let rows = tables.as_ref().map_or(&[][..], |tables| &tables.devices);
-        rows.iter().any(|row| self.adapter.is(row) && row.port_down)
+        let row = rows.iter().find(|row| self.adapter.is(row));
+        row.unwrap_or_else(|| self.adapter.row()).clone()
     }
 
     /// Returns the active MTU: on Ethernet, the largest verbs MTU for which packets with RoCE v2
@@ -243,7 +252,7 @@ impl ContextBody {
     pub(crate) fn pkey(&self, port: u8, index: i32) -> Result<u16, Errno> {
         check_port(port)?;
         match index {
-            0 => Ok(u16::MAX),
+            0 => Ok(self.row().p_key.to_be()),
             _ => Err(invalid!("P_Key index {index}: the table has 1 entry")),
         }
     }

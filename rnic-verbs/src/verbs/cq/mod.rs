@@ -14,6 +14,7 @@ use crate::c;
 use crate::errno::Errno;
 use crate::ffi::handles::{Body, Foreign, Kind, Live, OfContext, live};
 use crate::log;
+use crate::verbs::adapter::Adapter;
 use crate::verbs::async_events::{ObjectEvents, Unacknowledged};
 use crate::verbs::channel::ChannelBody;
 use crate::verbs::context::ContextBody;
@@ -24,6 +25,7 @@ use crate::verbs::section::Section;
 /// A completion queue.
 pub(crate) struct CqBody {
     device: Arc<Device>,
+    adapter: Arc<Adapter>,
     cq: Cq,
     channel: Option<Arc<ChannelBody>>,
     /// Completion events (`ibv_get_cq_event(3)`).
@@ -97,6 +99,7 @@ impl CqBody {
         let cq = device.context.create_cq_with(&options)?;
         let body = Arc::new(CqBody {
             device: device.clone(),
+            adapter: context.adapter().clone(),
             cq,
             channel: channel.cloned(),
             completion_events: Unacknowledged::default(),
@@ -260,6 +263,7 @@ impl CqBody {
 
     /// Requests an event (`ibv_req_notify_cq(3)`). Without a channel, there are no events.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<(), Errno> {
+        self.adapter.check()?;
         if self.channel.is_none() {
             return Ok(self.cq.admit_arm()?);
         }
@@ -268,6 +272,7 @@ impl CqBody {
 
     /// Resizes the queue (`ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
+        self.adapter.check()?;
         check_entries(entries)?;
         let before = self.cq.capacity();
         self.cq.resize(at_least(&self.device, entries))?;

@@ -17,6 +17,7 @@ use crate::verbs::device::PORT;
 impl QpBody {
     /// Changes attributes and state (`ibv_modify_qp(3)`).
     pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
+        self.adapter.check()?;
         if let Some(roce) = &self.roce {
             return self.modify_roce(&mut roce.lock(), attributes, mask);
         }
@@ -117,6 +118,7 @@ impl QpBody {
 
     /// Returns state, attributes and capacities (`ibv_query_qp(3)`).
     pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
+        self.adapter.check()?;
         let row = self.qp.query()?;
         if let Some(roce) = &self.roce {
             let mut states = *roce.lock();

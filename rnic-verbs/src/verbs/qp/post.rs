@@ -198,6 +198,7 @@ impl QpBody {
     /// Checks that send requests may be posted: on the RoCE device from RTS on, on the iWARP device
     /// once a connection has been requested. Earlier requests would never complete.
     fn check_may_send(&self) -> Result<(), Errno> {
+        self.adapter.check()?;
         let Some(roce) = &self.roce else {
             if self.may_send.load(Ordering::Relaxed) {
                 return Ok(());
@@ -245,6 +246,9 @@ impl QpBody {
         &self,
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
     ) -> (usize, Result<(), Errno>) {
+        if let Err(errno) = self.adapter.check() {
+            return (0, Err(errno));
+        }
         if self.srq.is_some() {
             let id = self.id();
             return (0, Err(invalid!("QP {id} has a shared receive queue: post receives there")));

@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, GidRow, NO_GID};
-
-use rnic_abi::types::SessionId;
+use rnic_abi::faults::change::DEFAULT_P_KEY;
 
 use super::{ByPattern, DeviceError, RoceDevice};
 use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};
@@ -154,7 +153,7 @@ impl Manager {
         std::mem::take(&mut self.devices.changed)
     }
 
-    /// Notes that the state of a port has changed, which the device tree must show.
+    /// Notes that a device or its port has changed, which the device tree must show.
     pub(in crate::resource) fn port_changed(&mut self) {
         self.devices.changed = true;
     }
@@ -174,6 +173,8 @@ impl Manager {
             let found = self.gids.iter().position(|own| own.gid == row.gid && !row.gid.is_zero());
             found.and_then(|index| u16::try_from(index).ok()).unwrap_or(NO_GID)
         };
+        let of_roce = config.shown_profile(DeviceKind::Roce);
+        let of_iwarp = config.shown_profile(DeviceKind::Iwarp);
         let roce = self.devices.list.iter().map(|device| DeviceRow {
             name: device.name.clone(),
             kind: DeviceKind::Roce,
@@ -184,6 +185,9 @@ impl Manager {
             uverbs: device.uverbs,
             gids: device.gids.iter().map(of_daemon).collect(),
             port_down: false,
+            p_key: DEFAULT_P_KEY,
+            active_width: of_roce.active_width,
+            active_speed: of_roce.active_speed,
         });
         let iwarp = DeviceRow {
             name: config.device.name.clone(),
@@ -195,17 +199,11 @@ impl Manager {
             uverbs: 0,
             gids: Vec::new(),
             port_down: false,
+            p_key: DEFAULT_P_KEY,
+            active_width: of_iwarp.active_width,
+            active_speed: of_iwarp.active_speed,
         };
         roce.chain([iwarp]).collect()
-    }
-
-    /// Returns all devices as a session sees them.
-    pub(in crate::resource) fn devices_seen_by(&self, session: SessionId) -> Vec<DeviceRow> {
-        let mut rows = self.device_rows();
-        for row in &mut rows {
-            row.port_down = self.is_port_down(&row.name, session);
-        }
-        rows
     }
 
     /// Returns the GID table of a device.

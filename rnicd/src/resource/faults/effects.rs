@@ -110,6 +110,10 @@ impl Manager {
             }
             Action::CqFatal => self.fail_cqs(number, subject, now),
             Action::SrqFatal => self.fail_srqs(number, subject, now),
+            Action::Change { change, time } => {
+                self.begin_effect(number, Lasting::All, time, now);
+                self.begin_change(number, change, now);
+            }
             Action::Event { event } => self.raise(number, event, subject, now),
             Action::DeviceFatal => {
                 self.raise(number, AsyncEvent::DEVICE_FATAL, None, now);
@@ -159,23 +163,28 @@ impl Manager {
     /// Ends the lasting effect of a rule, if it has one.
     pub(super) fn end_effect(&mut self, number: u64, now: Time) {
         let Some(rule) = self.faults.rules.get_mut(&number) else { return };
-        let lasted = rule.lasts.take().is_some();
-        self.faults.are_stale |= lasted;
-        if lasted && matches!(rule.armed.rule.action, Action::PortDown { .. }) {
-            self.raise(number, AsyncEvent::PORT_ACTIVE, None, now);
-            self.port_changed();
+        if rule.lasts.take().is_none() {
+            return;
+        }
+        self.faults.are_stale = true;
+        match rule.armed.rule.action {
+            Action::PortDown { .. } => {
+                self.raise(number, AsyncEvent::PORT_ACTIVE, None, now);
+                self.port_changed();
+            }
+            Action::Change { change, .. } => self.end_change(number, change, now),
+            _ => {}
         }
     }
 
     /// Raises an asynchronous event for the objects that a rule selects.
-    fn raise(&mut self, number: u64, event: AsyncEvent, subject: Subject, now: Time) {
+    pub(super) fn raise(&mut self, number: u64, event: AsyncEvent, subject: Subject, now: Time) {
         let Some(rule) = self.faults.rules.get(&number) else { return };
         let name = rule.name();
-        let select = rule.armed.rule.select.clone();
         let mut objects: Vec<(SessionId, AsyncObject)> = Vec::new();
         match event.element() {
             Element::Device | Element::Port => {
-                let devices = self.device_names(select.device.as_deref());
+                let devices = self.devices_of(&rule.armed.rule);
                 for id in self.sessions_of(number, subject) {
                     let of_session = |name: &String| (id, AsyncObject::Device(name.clone()));
                     objects.extend(devices.iter().map(of_session));
@@ -205,31 +214,6 @@ impl Manager {
         }
     }
 
-    /// Returns the names of all devices, or of one.
-    fn device_names(&self, only: Option<&str>) -> Vec<String> {
-        let all = self.device_rows().into_iter().map(|row| row.name);
-        all.filter(|name| only.is_none_or(|only| only == name)).collect()
-    }
-
-    /// Returns true if a rule of this session's user has taken down the port of a device.
-    pub(in crate::resource) fn is_port_down(&self, device: &str, session: SessionId) -> bool {
-        let Some(session) = self.sessions.get(&session) else { return false };
-        let mut rules = self.faults.rules.values();
-        rules.any(|rule| rule.takes_down(device) && rule.selects(session))
-    }
-
-    /// Returns true if a rule has taken down the port of a device for all users, or for the user
-    /// who runs the daemon. The device files show this state to everybody.
-    pub(in crate::resource) fn is_port_down_for_all(&self, device: &str) -> bool {
-        let own = rustix::process::getuid().as_raw();
-        self.faults.rules.values().any(|rule| {
-            rule.takes_down(device)
-                && rule.session.is_none()
-                && rule.user.is_none_or(|uid| uid == own)
-                && rule.armed.rule.select.selects_all_programs()
-        })
-    }
-
     /// Returns the sessions that a rule selects, of the subject or of all.
     pub(super) fn selected(
         &self,
@@ -245,7 +229,7 @@ impl Manager {
         })
     }
 
-    fn sessions_of(&self, number: u64, subject: Subject) -> Vec<SessionId> {
+    pub(super) fn sessions_of(&self, number: u64, subject: Subject) -> Vec<SessionId> {
         self.selected(number, subject).map(|(_, session)| session.id).collect()
     }
 

@@ -7,6 +7,7 @@
 //! evaluates the rules of verbs ([`verbs`], [`calls`]) and those whose time has come ([`effects`]).
 
 mod calls;
+mod changes;
 mod effects;
 mod qps;
 mod queues;
@@ -18,13 +19,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 use rnic_abi::abi::control::Event;
-use rnic_abi::faults::{Action, FaultName, FaultRule};
+use rnic_abi::faults::FaultName;
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 use rnic_core::engine::EmulatedLink;
 
 use crate::resource::ledger::Charge;
 use crate::resource::session::Session;
+pub(super) use changes::Viewer;
 use told::LinkKey;
 
 /// The rules in force, and their timers.
@@ -80,14 +82,6 @@ impl Rule {
         let of_user = || self.user.is_none_or(|uid| client.account() == Some(uid));
         self.session.map_or_else(of_user, |only| only == session.id)
             && self.armed.rule.select.selects_program(client.pid, &client.command)
-    }
-
-    /// Returns true if the rule has taken down the port of a device.
-    fn takes_down(&self, device: &str) -> bool {
-        let FaultRule { action, select, .. } = &self.armed.rule;
-        self.lasts.is_some()
-            && matches!(action, Action::PortDown { .. })
-            && select.device.as_deref().is_none_or(|name| name == device)
     }
 
     fn name(&self) -> FaultName {

@@ -14,6 +14,7 @@ use super::{FaultRules, Lasting, Rule};
 use crate::clock;
 use crate::resource::Manager;
 use crate::resource::qp::{Qp, QpPhase};
+use crate::resource::session::Session;
 
 impl FaultRules {
     /// Returns the link with this key.
@@ -100,10 +101,9 @@ impl Manager {
     }
 
     fn give_rules(&mut self, id: SessionId, qp: QpId, rules: &[SessionRule]) {
-        let Some(object) = self.sessions.get(&id).and_then(|session| session.qps.get(&qp)) else {
-            return;
-        };
-        let RulesOfQp { told, engine, order, link } = self.select_rules(qp, object, rules);
+        let Some(session) = self.sessions.get(&id) else { return };
+        let Some(object) = session.qps.get(&qp) else { return };
+        let RulesOfQp { told, engine, order, link } = self.select_rules(session, qp, object, rules);
         if object.faults == told {
             return;
         }
@@ -140,12 +140,21 @@ impl Manager {
 
     /// Returns the rules that select a QP of their session. Of those of memory order, and of those
     /// of links, the first applies, once a worker holds the QP.
-    fn select_rules(&self, id: QpId, qp: &Qp, rules: &[SessionRule]) -> RulesOfQp {
+    fn select_rules(
+        &self,
+        session: &Session,
+        id: QpId,
+        qp: &Qp,
+        rules: &[SessionRule],
+    ) -> RulesOfQp {
         let now = clock::now();
         let bound = matches!(qp.phase, QpPhase::Bound(_));
         let mut found = RulesOfQp::default();
         for SessionRule { number, armed, lasts } in rules {
             let rule = &armed.rule;
+            if lasts.is_some() && self.change_stops(rule, session, qp) {
+                found.told.stopped = Some(armed.name);
+            }
             if !self.selects_qp(&rule.select, id, qp) {
                 continue;
             }

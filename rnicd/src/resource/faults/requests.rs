@@ -62,6 +62,7 @@ impl Manager {
         now: Time,
     ) -> Result<Rule, Refusal> {
         let session = self.sessions.get(&id).ok_or_else(|| refuse::no_such("session", id.0))?;
+        self.check_change(&rule)?;
         let client = &session.client;
         let owner = client.identity.uid;
         let user = match rule.select.user {

@@ -6,6 +6,7 @@ use rnic_abi::abi::control::{ReplyBody, *};
 use rnic_abi::types::*;
 
 use crate::resource::answer::{Answer, Outcome};
+use crate::resource::faults::Viewer;
 use crate::resource::ledger::Kind;
 use crate::resource::listing::page::{self, Page};
 use crate::resource::memory::{mr_row, window_row};
@@ -53,7 +54,7 @@ impl Manager {
             guid: self.guid.number(),
             max_srq_wr,
             max_backlog: limits.device.count(Kind::Backlog),
-            devices: self.devices_seen_by(id),
+            devices: self.devices_seen_by(Viewer::Session(id)),
             profile: config.wired.profile.shown(limits),
             tree: self.tree.as_ref().map_or(String::new(), |path| path.display().to_string()),
         }))

@@ -2,20 +2,26 @@
 
 use std::path::Path;
 
-use rnic_abi::abi::control::DeviceKind;
+use rnic_abi::abi::control::{DeviceKind, NO_GID};
 use rnic_abi::types::QpType;
 
-use crate::resource::Manager;
+use crate::resource::faults::Viewer;
+use crate::resource::{Manager, gids};
 use crate::tree::{Facts, Port, Sums};
 
 impl Manager {
     /// Returns the attributes of the devices.
     pub fn tree_facts(&self) -> Facts {
-        let ports = self.device_rows().into_iter().map(|row| {
+        let ports = self.devices_seen_by(Viewer::Files).into_iter().map(|row| {
             let roce = row.kind == DeviceKind::Roce;
-            // The iWARP device has one GID, of the first address.
-            let gids =
-                if roce { self.gids_of(&row.name) } else { self.gids.get(..1).unwrap_or(&[]) };
+            let gids = if roce {
+                let own = self.gids_of(&row.name).iter().zip(&row.gids);
+                own.map(|(own, index)| if *index == NO_GID { gids::empty() } else { own.clone() })
+                    .collect()
+            } else {
+                // The iWARP device has one GID, of the first address.
+                self.gids.iter().take(1).cloned().collect()
+            };
             let profile = self.config.shown_profile(row.kind);
             let version = env!("CARGO_PKG_VERSION");
             Port {
@@ -25,10 +31,11 @@ impl Manager {
                 part_id: row.vendor_part_id,
                 hw_ver: self.config.hw_ver(),
                 fw_ver: if profile.fw_ver.is_empty() { version.to_owned() } else { profile.fw_ver },
-                link: (profile.active_width, profile.active_speed),
+                link: (row.active_width, row.active_speed),
                 uverbs: row.uverbs,
-                gids: gids.to_vec(),
-                down: self.is_port_down_for_all(&row.name),
+                gids,
+                down: row.port_down,
+                p_key: row.p_key,
                 gid_v1: profile.gid_v1,
                 name: row.name,
             }

@@ -96,6 +96,9 @@ impl Manager {
             wiring.ird = 0;
         }
         self.check_wiring(id, &wiring)?;
+        if self.has_lost_gid(id, qp, wiring.local) {
+            return Err(no_gid(wiring.local));
+        }
         self.take_rate(id, now)?;
         if !self.uses_direct_path(qp, &wiring) {
             self.check_external(wiring.local, wiring.remote)?;
@@ -145,8 +148,7 @@ impl Manager {
         let Wiring { local, remote: _, remote_qp, rq_psn, min_rnr_timer, ird, rights, path_mtu } =
             *wiring;
         if !self.has_gid(local) {
-            let why = format!("{local} is not a GID of this device");
-            return Err(refuse::invalid("local", why));
+            return Err(no_gid(local));
         }
         refuse::at_most("remote_qp", remote_qp.0.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
         refuse::at_most("rq_psn", rq_psn.into(), TWENTY_FOUR_BITS, MOST_24.into())?;
@@ -453,6 +455,10 @@ fn ends_match(wiring: &Wiring, sending: Option<Sending>, theirs: &RcAttr) -> Res
         }
         _ => Ok(()),
     }
+}
+
+fn no_gid(local: Gid) -> Refusal {
+    refuse::invalid("local", format!("{local} is not a GID of this device"))
 }
 
 fn limits_of(peer: &Wiring) -> PeerLimits {

@@ -1,0 +1,267 @@
+//! Changes of devices that rules have in effect: ports that are down, GIDs that are gone, other
+//! P_Keys and speeds, and devices that are removed.
+
+use rnic_abi::abi::control::{
+    DeviceKind, DeviceRow, DisconnectMode, Event, NO_GID, Refusal, Wiring,
+};
+use rnic_abi::faults::change::{Change, DEFAULT_P_KEY, p_keys_match};
+use rnic_abi::faults::{Action, FaultRule, Selector};
+use rnic_abi::types::*;
+use rnic_core::engine::EngineCommand;
+
+use super::Rule;
+use crate::resource::qp::{Qp, QpPhase, RcAttr};
+use crate::resource::session::Session;
+use crate::resource::{Manager, refuse};
+
+/// Viewer of a device.
+#[derive(Clone, Copy, Debug)]
+pub enum Viewer {
+    /// A session.
+    Session(SessionId),
+    /// All readers of the device files. The files show a change only if it concerns all users, or
+    /// all programs of the user who runs the daemon.
+    Files,
+}
+
+impl Rule {
+    /// Returns true if the rule has changed a device, or concerns its port.
+    fn has_changed(&self, device: &str) -> bool {
+        let select = &self.armed.rule.select;
+        self.lasts.is_some() && select.device.as_deref().is_none_or(|name| name == device)
+    }
+
+    /// Returns true if the viewer sees the effect of the rule.
+    fn is_seen_by(&self, viewer: Viewer, manager: &Manager) -> bool {
+        match viewer {
+            Viewer::Session(id) => {
+                manager.sessions.get(&id).is_some_and(|session| self.selects(session))
+            }
+            Viewer::Files => {
+                let own = rustix::process::getuid().as_raw();
+                self.session.is_none()
+                    && self.user.is_none_or(|uid| uid == own)
+                    && self.armed.rule.select.selects_all_programs()
+            }
+        }
+    }
+}
+
+impl Manager {
+    /// Announces a change that a rule has made.
+    pub(super) fn begin_change(&mut self, number: u64, change: Change, now: Time) {
+        if change == Change::Removal {
+            self.remove_devices(number, now);
+        } else {
+            self.announce(number, change, now);
+        }
+        self.port_changed();
+    }
+
+    /// Announces the end of a change.
+    pub(super) fn end_change(&mut self, number: u64, change: Change, now: Time) {
+        if change == Change::Removal {
+            for id in self.sessions_of(number, None) {
+                if let Some(session) = self.sessions.get(&id) {
+                    session.tell(&Event::DevicesChanged);
+                }
+            }
+        } else {
+            self.announce(number, change, now);
+        }
+        self.port_changed();
+    }
+
+    fn announce(&mut self, number: u64, change: Change, now: Time) {
+        if let Some(event) = change.event() {
+            self.raise(number, event, None, now);
+        }
+    }
+
+    /// Removes the devices that a rule selects, for the sessions that it selects.
+    fn remove_devices(&mut self, number: u64, now: Time) {
+        let Some(rule) = self.faults.rules.get(&number) else { return };
+        let name = rule.name();
+        let devices = self.devices_of(&rule.armed.rule);
+        for id in self.sessions_of(number, None) {
+            let Some(session) = self.sessions.get(&id) else { continue };
+            for device in &devices {
+                session.tell(&Event::DeviceRemoved { device: device.clone() });
+            }
+            let is_gone = |qp: &Qp| devices.iter().any(|device| self.is_on(qp, device));
+            let gone = session.qps.iter().filter(|(_, qp)| is_gone(qp));
+            for qp in gone.map(|(id, _)| *id).collect::<Vec<_>>() {
+                self.flush_qp(id, qp);
+            }
+            for device in &devices {
+                self.record_fault(id, name, None, &format!("device {device} was removed"), now);
+            }
+        }
+    }
+
+    /// Moves a QP to Error without an event.
+    fn flush_qp(&mut self, session: SessionId, qp: QpId) {
+        let Some((_, object)) = self.qp_of(qp) else { return };
+        if let QpPhase::Bound(worker) = object.phase {
+            let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
+            self.workers.one(worker, abort);
+        } else {
+            // No request waits for the worker that takes the QP.
+            let _ = self.end_unbound(session, qp);
+        }
+    }
+
+    /// Returns the names of the devices that a rule selects. The iWARP device has neither a GID
+    /// table nor partitions.
+    pub(super) fn devices_of(&self, rule: &FaultRule) -> Vec<String> {
+        let wanted = rule.select.device.as_deref();
+        let is_selected = |row: &DeviceRow| {
+            wanted.is_none_or(|wanted| wanted == row.name)
+                && (row.kind == DeviceKind::Roce || !needs_roce(rule.action))
+        };
+        let selected = self.device_rows().into_iter().filter(is_selected);
+        selected.map(|row| row.name).collect()
+    }
+
+    /// Returns an error for a change that no device can have.
+    pub(super) fn check_change(&self, rule: &FaultRule) -> Result<(), Refusal> {
+        let Action::Change { change, .. } = rule.action else { return Ok(()) };
+        let iwarp = &self.config.device.name;
+        if needs_roce(rule.action) && rule.select.device.as_ref() == Some(iwarp) {
+            let why = format!("{iwarp} is the iWARP device, which has one GID and no partitions");
+            return Err(refuse::invalid("device", why));
+        }
+        let Change::Gids { index: Some(index) } = change else { return Ok(()) };
+        let at = self.row_of_gid(index);
+        let devices = self.devices_of(rule);
+        let has = |name: &String| self.gids_of(name).get(at).is_some_and(|row| !row.gid.is_zero());
+        if devices.is_empty() || devices.iter().any(has) {
+            return Ok(());
+        }
+        let why = format!("{index}: no GID with this index on {}", devices.join(", "));
+        Err(refuse::invalid("index", why))
+    }
+
+    /// Returns true if a change in effect keeps a QP of a selected session from sending and
+    /// receiving.
+    pub(super) fn change_stops(&self, rule: &FaultRule, session: &Session, qp: &Qp) -> bool {
+        let Action::Change { change, .. } = rule.action else { return false };
+        let device = rule.select.device.as_deref();
+        let is_on = || device.is_none_or(|device| self.is_on(qp, device));
+        match (change, &qp.rc) {
+            (Change::Removal, _) => is_on(),
+            (Change::Gids { index }, Some(rc)) => {
+                self.takes_gid(&rule.select, index, qp, rc.wiring.local)
+            }
+            (Change::PKey(_), Some(rc)) => {
+                is_on() && !p_keys_match(self.p_key(session, qp), self.p_key_of_peer(rc))
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the P_Key of a QP of a session. Each QP has that with index 0.
+    fn p_key(&self, session: &Session, qp: &Qp) -> u16 {
+        let lasting = self.faults.rules.values().filter(|rule| rule.lasts.is_some());
+        let key = |rule: &Rule| {
+            let FaultRule { action, select, .. } = &rule.armed.rule;
+            let Action::Change { change: Change::PKey(key), .. } = *action else { return None };
+            let is_on = select.device.as_deref().is_none_or(|device| self.is_on(qp, device));
+            (is_on && rule.selects(session)).then_some(key)
+        };
+        lasting.filter_map(key).last().unwrap_or(DEFAULT_P_KEY)
+    }
+
+    /// Returns the P_Key of the peer of a QP: the default one for a QP of another daemon.
+    fn p_key_of_peer(&self, rc: &RcAttr) -> u16 {
+        let Wiring { remote, remote_qp, .. } = rc.wiring;
+        let owner = self.handles.qps.owner(remote_qp.0).filter(|_| self.has_gid(remote));
+        let session = owner.and_then(|owner| self.sessions.get(&owner));
+        let qp = session.and_then(|session| Some((session, session.qps.get(&remote_qp)?)));
+        qp.map_or(DEFAULT_P_KEY, |(session, qp)| self.p_key(session, qp))
+    }
+
+    /// Returns all devices as a viewer sees them.
+    pub(in crate::resource) fn devices_seen_by(&self, viewer: Viewer) -> Vec<DeviceRow> {
+        let mut rows = self.device_rows();
+        let rules = self.faults.rules.values().filter(|rule| rule.is_seen_by(viewer, self));
+        for rule in rules {
+            rows.retain_mut(|row| !rule.has_changed(&row.name) || self.change_row(rule, row));
+        }
+        rows
+    }
+
+    /// Changes a row as a rule does. Returns false if the device is removed.
+    fn change_row(&self, rule: &Rule, row: &mut DeviceRow) -> bool {
+        let change = match rule.armed.rule.action {
+            Action::PortDown { .. } => {
+                row.port_down = true;
+                return true;
+            }
+            Action::Change { change, .. } => change,
+            _ => return true,
+        };
+        match change {
+            Change::Gids { index } => {
+                let only = index.map(|index| self.row_of_gid(index));
+                for (at, gid) in row.gids.iter_mut().enumerate() {
+                    if only.is_none_or(|only| only == at) {
+                        *gid = NO_GID;
+                    }
+                }
+            }
+            Change::PKey(key) if row.kind == DeviceKind::Roce => row.p_key = key,
+            Change::PKey(_) => {}
+            Change::Speed { speed, width } => {
+                row.active_speed = speed.unwrap_or(row.active_speed);
+                row.active_width = width.unwrap_or(row.active_width);
+            }
+            Change::Removal => return false,
+        }
+        true
+    }
+
+    /// Returns the row of a device's GID table for an index of verbs. A profile may show each row
+    /// as two entries.
+    fn row_of_gid(&self, index: u16) -> usize {
+        let entries = if self.config.shown_profile(DeviceKind::Roce).gid_v1 { 2 } else { 1 };
+        usize::from(index) / entries
+    }
+
+    /// Returns true if a change of GIDs takes a GID from the device of a QP.
+    pub(super) fn takes_gid(
+        &self,
+        select: &Selector,
+        index: Option<u16>,
+        qp: &Qp,
+        gid: Gid,
+    ) -> bool {
+        let wanted = select.device.as_deref();
+        self.device_rows().iter().any(|row| {
+            let at = self.gids_of(&row.name).iter().position(|own| own.gid == gid);
+            wanted.is_none_or(|wanted| wanted == row.name)
+                && at.is_some_and(|at| index.is_none_or(|index| self.row_of_gid(index) == at))
+                && self.is_on(qp, &row.name)
+        })
+    }
+
+    /// Returns true if a change in effect has taken a GID from the device of a QP.
+    pub(in crate::resource) fn has_lost_gid(&self, id: SessionId, qp: QpId, gid: Gid) -> bool {
+        if self.faults.rules.is_empty() {
+            return false;
+        }
+        let Some(session) = self.sessions.get(&id) else { return false };
+        let Some(qp) = session.qps.get(&qp) else { return false };
+        let lasting = self.faults.rules.values().filter(|rule| rule.lasts.is_some());
+        lasting.filter(|rule| rule.selects(session)).any(|rule| {
+            let FaultRule { select, action, .. } = &rule.armed.rule;
+            matches!(action, Action::Change { change: Change::Gids { index }, .. }
+                if self.takes_gid(select, *index, qp, gid))
+        })
+    }
+}
+
+/// Returns true if only RoCE devices have what an action changes.
+fn needs_roce(action: Action) -> bool {
+    matches!(action, Action::Change { change: Change::Gids { .. } | Change::PKey(_), .. })
+}

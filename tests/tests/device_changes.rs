@@ -1,0 +1,352 @@
+//! Fault rules that change devices, as programs of the verbs API and tools see them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
+use tempfile::TempDir;
+
+struct Rig {
+    daemon: Daemon,
+    program: PathBuf,
+    _scratch: TempDir,
+}
+
+impl Rig {
+    /// Starts a daemon with these RoCE devices, and compiles a program. Returns `None` without a C
+    /// compiler.
+    fn start(path: &str, devices: &[&str], source: &str) -> Option<Rig> {
+        let scratch = tempfile::tempdir().unwrap();
+        let program = verbs::program(source, scratch.path())?;
+        // Its own port, since daemons of one host that share a port confirm each other's requests.
+        let port = ports::unused_port();
+        let devices: Vec<_> = devices.iter().map(|name| format!("{name} = \"lo\"")).collect();
+        let devices = devices.join(", ");
+        // With the addresses of the host, IDs of rdma_cm may listen at all of them.
+        let gids = if source == SOURCE { GIDS } else { "" };
+        let wired = format!("{gids}[wired]\nport = {port}\ndevices = {{ {devices} }}\n");
+        let daemon = Daemon::start(&format!("{}{wired}", on_path(path)));
+        Some(Rig { daemon, program, _scratch: scratch })
+    }
+
+    /// Starts the program under rules of its own.
+    fn program(&self, rules: &str, steps: &[&str]) -> Process {
+        let mut command = verbs::command(&self.program, &self.daemon);
+        command.args(steps).env("RNIC_FAULTS", rules).env_remove("RNIC_DEVICES");
+        Process::start(command)
+    }
+
+    fn rnicctl(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(built::program("rnicctl"));
+        command.args(args).arg("--socket").arg(self.daemon.socket()).output().unwrap()
+    }
+
+    fn add(&self, rule: &str) {
+        let output = self.rnicctl(&["fault", "add", rule]);
+        assert!(output.status.success(), "{rule}: {output:?}");
+    }
+
+    fn clear(&self) {
+        assert!(self.rnicctl(&["fault", "clear"]).status.success());
+    }
+
+    /// Returns the text of a device file.
+    fn file(&self, path: &str) -> Option<String> {
+        let tree = format!("{}.tree", self.daemon.socket().display());
+        let text = std::fs::read_to_string(format!("{tree}/class/infiniband/{path}"));
+        text.ok().map(|text| text.trim().to_owned())
+    }
+
+    /// Waits until a device file has this text. Files change within a second.
+    fn await_file(&self, path: &str, text: &str) {
+        let until = Instant::now() + DEADLINE;
+        while self.file(path).as_deref() != Some(text) {
+            assert!(Instant::now() < until, "{path}: {:?}", self.file(path));
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Two GIDs on every host.
+const GIDS: &str = "[device]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\n";
+
+const SOURCE: &str = "tests/device_changes.c";
+
+fn words(steps: &str) -> Vec<&str> {
+    steps.split_whitespace().collect()
+}
+
+/// Runs the program under rules of its own on both paths, and compares what it prints.
+fn check(devices: &[&str], rules: &str, steps: &str, printed: &[&str]) {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path, devices, SOURCE) else { return };
+        assert_eq!(rig.program(rules, &words(steps)).succeed(), printed, "{rules} on path {path}");
+        rig.daemon.is_empty();
+    }
+}
+
+#[test]
+fn verbs_of_a_removed_device_fail() {
+    let all = format!("verbs{}", " EIO".repeat(18));
+    let steps = "write wc reg_mr event list verbs event post poll destroy";
+    let printed = ["wc 0", "event 8", "devices", &all, "event EIO", "post EIO", "poll 0"];
+    let printed = [&printed[..], &["destroy 0"]].concat();
+    check(&["rail"], "do=device-removal verb=reg_mr nth=2", steps, &printed);
+}
+
+/// The Writes that have not begun are flushed. The first one has exhausted its retries, or is
+/// flushed like the others.
+#[test]
+fn requests_of_a_removed_device_are_flushed() {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path, &["rail"], SOURCE) else { return };
+        rig.add("name=quiet do=stop");
+        let mut program = rig.program("", &words("write write input wc wc list"));
+        program.line_after("ready");
+        rig.add("name=gone do=device-removal");
+        program.ask("", "wc 5");
+        program.line_after("wc 5");
+        program.line_after("devices");
+        program.succeed();
+    }
+}
+
+#[test]
+fn a_removed_device_returns() {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path, &["rail", "rail_b"], SOURCE) else { return };
+        let before = "write wc input event list write1 wc1 input list post open write wc event";
+        let mut program = rig.program("", &words(before));
+        program.line_after("wc 0");
+        program.line_after("ready");
+        rig.add("do=device-removal device=rail");
+        // Before the reply to the command.
+        assert_eq!(rig.file("rail/ports/1/state"), None);
+        let devices = rig.rnicctl(&["device", "list"]).stdout;
+        let devices = String::from_utf8_lossy(&devices).into_owned();
+        assert!(devices.contains("rail_b") && !devices.contains("rail "), "{devices}");
+        program.ask("", "event 8");
+        program.line_after("devices rail_b");
+        program.line_after("wc 0");
+        program.line_after("ready");
+        rig.clear();
+        assert_eq!(rig.file("rail/ports/1/state").as_deref(), Some("4: ACTIVE"));
+        program.ask("", "devices rail rail_b");
+        program.line_after("post EIO");
+        program.line_after("open rail");
+        program.line_after("wc 0");
+        // The new context has events of its own.
+        rig.add("do=event event=port-active device=rail");
+        program.line_after("event 9 port 1");
+        program.succeed();
+        rig.daemon.is_empty();
+    }
+}
+
+#[test]
+fn only_selected_programs_lose_a_device() {
+    let Some(rig) = Rig::start("direct", &["rail"], SOURCE) else { return };
+    let mut program = rig.program("", &words("input list write wc"));
+    program.line_after("ready");
+    let lines = rig.program("do=device-removal", &words("list")).succeed();
+    assert_eq!(lines, ["devices"]);
+    assert!(rig.file("rail/ports/1/state").is_some());
+    program.ask("", "devices rail");
+    program.line_after("wc 0");
+    program.succeed();
+}
+
+/// Two devices with the same GIDs, as rails of a program.
+#[test]
+fn one_rail_fails_and_the_other_continues() {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path, &["rail", "rail_b"], SOURCE) else { return };
+        let steps = "write wc write1 wc1 input event1 link link1 write wc write1 wc1 input \
+                     event1 link1 input event1 write wc verbs1 destroy1 input list write wc";
+        let mut program = rig.program("", &words(steps));
+        program.line_after("wc 0");
+        program.line_after("wc 0");
+        program.line_after("ready");
+        // The rule concerns the QPs of the context's device.
+        rig.add("do=port-down device=rail_b");
+        program.ask("", "event 10 port 1");
+        program.line_after("link 2 32 4");
+        program.line_after("link 2 32 1");
+        program.line_after("wc 0");
+        program.line_after("wc 12");
+        program.line_after("ready");
+        rig.clear();
+        program.ask("", "event 9 port 1");
+        program.line_after("link 2 32 4");
+        program.line_after("ready");
+        rig.add("do=device-removal device=rail_b");
+        program.ask("", "event 8");
+        program.line_after("wc 0");
+        program.line_after("verbs EIO EIO");
+        program.line_after("destroy 0");
+        program.line_after("ready");
+        // Devices come and go while the program runs.
+        let added = rig.rnicctl(&["device", "add", "rail_c", "--netdev", "lo"]);
+        assert!(added.status.success(), "{added:?}");
+        program.ask("", "devices rail rail_c");
+        program.line_after("wc 0");
+        program.succeed();
+        rig.daemon.is_empty();
+    }
+}
+
+#[test]
+fn a_gid_vanishes_with_its_qps() {
+    let steps = "gid write wc reg_mr event gid rtr write wc state";
+    let printed = |gid: &'static str, rest: &[&'static str]| {
+        [&["gid 0 set 0 set 2", "wc 0", "event 18 port 1", gid], rest].concat()
+    };
+    let lost = ["rtr EINVAL", "wc 12", "state 6 3"];
+    check(
+        &["rail"],
+        "do=gid-change index=0 verb=reg_mr nth=2",
+        steps,
+        &printed("gid ENODATA zero 0 set 1", &lost),
+    );
+    check(
+        &["rail"],
+        "do=gid-change verb=reg_mr nth=2",
+        steps,
+        &printed("gid ENODATA zero ENODATA zero 0", &lost),
+    );
+    // The QPs have another GID.
+    check(
+        &["rail"],
+        "do=gid-change index=1 verb=reg_mr nth=2",
+        steps,
+        &printed("gid 0 set ENODATA zero 1", &["rtr 0", "wc 0", "state 3 3"]),
+    );
+}
+
+#[test]
+fn a_gid_returns_with_its_event() {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path, &["rail", "rail_b"], SOURCE) else { return };
+        let steps = "write wc input event gid gid1 write1 wc1 input event gid rtr";
+        let mut program = rig.program("", &words(steps));
+        program.line_after("wc 0");
+        program.line_after("ready");
+        let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001";
+        assert_eq!(rig.file("rail/ports/1/gids/0").as_deref(), Some(gid));
+        rig.add("do=gid-change index=0 device=rail");
+        program.ask("", "event 18 port 1");
+        program.line_after("gid ENODATA zero 0 set 1");
+        program.line_after("gid 0 set 0 set 2");
+        // The other device has the GID as well.
+        program.line_after("wc 0");
+        program.line_after("ready");
+        rig.await_file("rail/ports/1/gids/0", "0000:0000:0000:0000:0000:0000:0000:0000");
+        assert_eq!(rig.file("rail_b/ports/1/gids/0").as_deref(), Some(gid));
+        rig.clear();
+        program.ask("", "event 18 port 1");
+        program.line_after("gid 0 set 0 set 2");
+        program.line_after("rtr 0");
+        program.succeed();
+        rig.await_file("rail/ports/1/gids/0", gid);
+    }
+}
+
+#[test]
+fn packets_of_another_partition_are_dropped() {
+    for (rule, pkey, status) in [
+        // Both ends have the new key.
+        ("do=pkey-change verb=reg_mr nth=2", "pkey 0x8001", "wc 0"),
+        // Limited members do not communicate with each other.
+        ("do=pkey-change pkey=0x7fff verb=reg_mr nth=2", "pkey 0x7fff", "wc 12"),
+        ("do=pkey-change pkey=0x0001 verb=reg_mr nth=2", "pkey 0x0001", "wc 12"),
+    ] {
+        let steps = "pkey write wc reg_mr event pkey write wc";
+        let printed = ["pkey 0xffff", "wc 0", "event 12 port 1", pkey, status];
+        check(&["rail"], rule, steps, &printed);
+    }
+}
+
+#[test]
+fn a_link_has_another_speed() {
+    check(
+        &["rail"],
+        "do=speed-change speed=qdr width=1x verb=reg_mr nth=2",
+        "link reg_mr event link write wc",
+        &["link 2 32 4", "event 9 port 1", "link 1 4 4", "wc 0"],
+    );
+    let Some(rig) = Rig::start("direct", &["rail"], SOURCE) else { return };
+    rig.add("do=speed-change speed=64");
+    rig.await_file("rail/ports/1/rate", "200 Gb/sec (4X HDR)");
+    rig.add("do=pkey-change pkey=0x8002");
+    rig.await_file("rail/ports/1/pkeys/0", "0x8002");
+    rig.clear();
+    rig.await_file("rail/ports/1/rate", "100 Gb/sec (4X EDR)");
+    rig.await_file("rail/ports/1/pkeys/0", "0xffff");
+}
+
+/// On both kinds of devices.
+#[test]
+fn ids_of_a_removed_device_get_its_event() {
+    for path in PATHS {
+        for device in ["rail", "rnicd0"] {
+            let Some(rig) = Rig::start(path, &["rail"], "tests/device_ids.c") else { return };
+            let mut command = verbs::command(&rig.program, &rig.daemon);
+            command.env("RNIC_DEVICES", device);
+            let mut program = Process::start(command);
+            program.line_after("ready");
+            // With one device left, new IDs would use it, even if RNIC_DEVICES does not contain it.
+            rig.add("do=device-removal");
+            program.ask("", "ready");
+            rig.clear();
+            program.ask("", "done");
+            program.succeed();
+            rig.daemon.is_empty();
+        }
+    }
+}
+
+#[test]
+fn tools_show_changed_devices() {
+    let Some(rig) = Rig::start("direct", &["rail", "rail_b"], SOURCE) else { return };
+    let run = |tool: &[&str]| {
+        let mut command = verbs::command(&PathBuf::from(tool[0]), &rig.daemon);
+        let output = command.args(&tool[1..]).env_remove("RNIC_DEVICES").output();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let Ok(before) = run(&["ibv_devices"]) else {
+        return rnic_tests::omit("no ibv_devices here: Debian package ibverbs-utils");
+    };
+    assert!(before.contains("rail ") && before.contains("rail_b"), "{before}");
+    rig.add("name=gone do=device-removal device=rail_b");
+    let after = run(&["ibv_devices"]).unwrap();
+    assert!(after.contains("rail ") && !after.contains("rail_b"), "{after}");
+    rig.clear();
+    rig.add("do=speed-change speed=hdr width=2x");
+    rig.add("do=gid-change index=0");
+    let info = run(&["ibv_devinfo", "-v", "-d", "rail"]).unwrap();
+    for line in ["2X (16)", "50.0 Gbps (64)", "GID[  1]:\t\t::ffff:127.0.0.2"] {
+        assert!(info.contains(line), "{line}: {info}");
+    }
+    assert!(!info.contains("GID[  0]"), "{info}");
+}
+
+#[test]
+fn rules_without_effect_are_refused() {
+    let Some(rig) = Rig::start("direct", &["rail"], SOURCE) else { return };
+    for (rule, text) in [
+        ("do=gid-change device=rnicd0", "rnicd0 is the iWARP device"),
+        ("do=pkey-change device=rnicd0", "rnicd0 is the iWARP device"),
+        ("do=gid-change index=2", "2: no GID with this index on rail"),
+        ("do=device-removal qp=3", "qp has no effect with do=device-removal"),
+        ("do=pkey-change pkey=0x8000", "needs a P_Key, as in 0x8001"),
+        ("do=speed-change", "do=speed-change needs speed"),
+        ("do=speed-change speed=3", "needs one of sdr, ddr"),
+    ] {
+        let failed = rig.rnicctl(&["fault", "add", rule]);
+        let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(failed.status.code() == Some(1) && said.contains(text), "{rule}: {said}");
+    }
+}
