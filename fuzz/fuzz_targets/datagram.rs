@@ -23,6 +23,7 @@ fuzz_target!(|data: &[u8]| {
         source: QpId(input.u64() as u32 & 0xFF_FFFF),
         to: Gid::from(to.ip()),
         qp: QpId(input.u64() as u32 & 0xFF_FFFF),
+        p_key: input.u16(),
         q_key: input.u64() as u32,
         psn: input.u64() as u32 & 0xFF_FFFF,
         immediate: (input.u8() & 1 != 0).then_some(input.u64() as u32),

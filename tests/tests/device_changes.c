@@ -13,6 +13,9 @@
 //   gid             the entry 0 and 1 of the GID table: the error number of ibv_query_gid_ex, and
 //                   whether ibv_query_gid returns zeros; the size of ibv_query_gid_table
 //   rtr             moves a new QP to RTR: the error number
+//   datagram        sends a datagram from one UD QP to another, and waits for its completion
+//   received        the number of the next datagram that arrives, from 1
+//   ah              creates an address handle: the error number
 //   pkey, link      the P_Key; width, speed and state of the port
 //   input           prints "ready" and waits for a line from standard input
 
@@ -38,6 +41,10 @@ struct rail {
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq[2];
     struct ibv_qp *qp[2];
+    // Made by the first step that needs them.
+    struct ibv_qp *ud[2];
+    struct ibv_ah *ah;
+    uint32_t datagrams;
 };
 
 static struct rail rails[DEVICES];
@@ -215,6 +222,65 @@ static void rtr(struct rail *r)
     MUST(!ibv_destroy_qp(qp));
 }
 
+static int make_ah(struct rail *r)
+{
+    struct ibv_ah_attr a = {.is_global = 1, .port_num = 1, .grh.hop_limit = 64};
+    // 127.0.0.1
+    a.grh.dgid.raw[10] = a.grh.dgid.raw[11] = 0xff;
+    a.grh.dgid.raw[12] = 127;
+    a.grh.dgid.raw[15] = 1;
+    errno = 0;
+    r->ah = ibv_create_ah(r->pd, &a);
+    return r->ah ? 0 : errno;
+}
+
+// The first UD QP sends, and the second receives.
+static void make_datagrams(struct rail *r)
+{
+    struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_UD};
+    init.cap = (struct ibv_qp_cap){DEPTH, DEPTH, 1, 1, 0};
+    for (int n = 0; n < 2; n++) {
+        init.send_cq = init.recv_cq = r->cq[n];
+        MUST((r->ud[n] = ibv_create_qp(r->pd, &init)) != NULL);
+        struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7};
+        MUST(!ibv_modify_qp(r->ud[n], &a,
+                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+        a.qp_state = IBV_QPS_RTR;
+        MUST(!ibv_modify_qp(r->ud[n], &a, IBV_QP_STATE));
+        a.qp_state = IBV_QPS_RTS;
+        MUST(!ibv_modify_qp(r->ud[n], &a, IBV_QP_STATE | IBV_QP_SQ_PSN));
+    }
+    for (int n = 0; n < 4; n++) {
+        struct ibv_sge sge = {(uintptr_t)bytes + 1024, 64, r->mr->lkey};
+        struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+        MUST(!ibv_post_recv(r->ud[1], &wr, &bad));
+    }
+    MUST(!make_ah(r));
+}
+
+static void datagram(struct rail *r)
+{
+    struct ibv_send_wr wr = {.opcode = IBV_WR_SEND_WITH_IMM, .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad;
+    if (!r->ah)
+        make_datagrams(r);
+    wr.imm_data = htonl(++r->datagrams);
+    wr.wr.ud.ah = r->ah;
+    wr.wr.ud.remote_qpn = r->ud[1]->qp_num;
+    wr.wr.ud.remote_qkey = 7;
+    MUST(!ibv_post_send(r->ud[0], &wr, &bad));
+    complete(r);
+}
+
+static void received(struct rail *r)
+{
+    struct ibv_wc wc;
+    time_t until = time(NULL) + DEADLINE;
+    while (!ibv_poll_cq(r->cq[1], 1, &wc))
+        MUST(time(NULL) < until);
+    printf("received %u\n", ntohl(wc.imm_data));
+}
+
 static void step(char *name)
 {
     char *end = name + strlen(name) - 1;
@@ -255,6 +321,16 @@ static void step(char *name)
         gid(r);
     } else if (!strcmp(name, "rtr")) {
         rtr(r);
+    } else if (!strcmp(name, "datagram")) {
+        datagram(r);
+    } else if (!strcmp(name, "received")) {
+        received(r);
+    } else if (!strcmp(name, "ah")) {
+        struct ibv_ah *kept = r->ah;
+        int failed = make_ah(r);
+        printf("ah %s\n", failed ? strerrorname_np(failed) : "0");
+        MUST(!r->ah || !ibv_destroy_ah(r->ah));
+        r->ah = kept;
     } else if (!strcmp(name, "pkey")) {
         MUST(!ibv_query_pkey(r->context, 1, 0, &pkey));
         printf("pkey %#06x\n", ntohs(pkey));
@@ -285,8 +361,11 @@ int main(int argc, char **argv)
         struct rail *r = &rails[n];
         if (!r->context)
             continue;
-        for (int m = 0; m < 2; m++)
+        MUST(!r->ah || !ibv_destroy_ah(r->ah));
+        for (int m = 0; m < 2; m++) {
+            MUST(!r->ud[m] || !ibv_destroy_qp(r->ud[m]));
             MUST(!ibv_destroy_qp(r->qp[m]) && !ibv_destroy_cq(r->cq[m]));
+        }
         MUST(!ibv_destroy_comp_channel(r->channel));
         MUST(!ibv_dereg_mr(r->mr) && !ibv_dealloc_pd(r->pd) && !ibv_close_device(r->context));
     }

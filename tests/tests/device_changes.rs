@@ -270,6 +270,33 @@ fn packets_of_another_partition_are_dropped() {
 }
 
 #[test]
+fn datagrams_of_a_changed_port_are_lost() {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path, &["rail"], SOURCE) else { return };
+        for (rule, event, ah) in [
+            ("do=gid-change index=0", "event 18 port 1", "ah EINVAL"),
+            ("do=pkey-change pkey=0x7fff", "event 12 port 1", "ah 0"),
+        ] {
+            let steps = "datagram received input event datagram ah input event datagram received";
+            let mut program = rig.program("", &words(steps));
+            program.line_after("wc 0");
+            program.line_after("received 1");
+            program.line_after("ready");
+            rig.add(rule);
+            program.ask("", event);
+            program.line_after("wc 0");
+            program.line_after(ah);
+            program.line_after("ready");
+            rig.clear();
+            program.ask("", event);
+            program.line_after("wc 0");
+            program.line_after("received 3");
+            program.succeed();
+        }
+    }
+}
+
+#[test]
 fn a_link_has_another_speed() {
     check(
         &["rail"],

@@ -68,6 +68,7 @@ pub fn packet(from: IpAddr, to: IpAddr, message: &Bytes, port: u16) -> Vec<u8> {
         source: QP,
         to: to.into(),
         qp: QP,
+        p_key: DEFAULT_PARTITION,
         q_key: Q_KEY,
         psn: 0,
         immediate: None,
@@ -201,7 +202,7 @@ const PORT: usize = 2;
 const FROM: usize = 4;
 const TO: usize = 20;
 /// Partition key of every port.
-pub(super) const DEFAULT_PARTITION: u16 = 0xFFFF;
+pub const DEFAULT_PARTITION: u16 = 0xFFFF;
 
 #[cfg(test)]
 mod tests {

@@ -36,6 +36,8 @@ pub struct Datagram {
     pub to: Gid,
     /// Destination QP, 24 bits.
     pub qp: QpId,
+    /// P_Key of the source QP.
+    pub p_key: u16,
     /// Q_Key that the destination QP must have.
     pub q_key: u32,
     /// PSN, 24 bits. Receivers ignore it.
@@ -114,6 +116,7 @@ mod tests {
             source: QpId(0x11),
             to: gid(to),
             qp: QpId(0x123456),
+            p_key: 0xFFFF,
             q_key: 0x1111_1111,
             psn: 0xABCDEF,
             immediate,

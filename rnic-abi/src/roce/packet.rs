@@ -29,9 +29,6 @@ pub enum PacketFault {
     /// A different transport, opcode or header version.
     #[error("not a UD SEND Only packet with header version 0 (opcode {0:#04x})")]
     Opcode(u8),
-    /// A partition other than the default one.
-    #[error("partition key {0:#06x} is not that of the default partition")]
-    Partition(u16),
     /// The ICRC does not match.
     #[error("ICRC mismatch")]
     Checksum,
@@ -54,7 +51,7 @@ pub fn emit(datagram: &Datagram, data: &[u8], from_port: u16, to_port: u16) -> V
     let event = if datagram.solicited { SOLICITED } else { 0 };
     let mut packet = Vec::with_capacity(len(datagram, data.len()));
     packet.extend([opcode, event | MIGRATED | (padding as u8) << 4]);
-    packet.extend(DEFAULT_PARTITION.to_be_bytes());
+    packet.extend(datagram.p_key.to_be_bytes());
     packet.extend((datagram.qp.0 & LOW_24).to_be_bytes());
     packet.extend((datagram.psn & LOW_24).to_be_bytes());
     packet.extend(datagram.q_key.to_be_bytes());
@@ -83,7 +80,6 @@ pub fn parse(
     let length = || PacketFault::Length(packet.len());
     let (checked, checksum) = packet.split_last_chunk::<{ icrc::LEN }>().ok_or_else(length)?;
     let (header, mut data) = checked.split_first_chunk::<HEADERS>().ok_or_else(length)?;
-    let half = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
     let word = |at: usize| {
         let bytes: [u8; 4] = header[at..at + 4].try_into().unwrap_or_default();
         u32::from_be_bytes(bytes)
@@ -107,10 +103,6 @@ pub fn parse(
     if data.len() > MAX_DATA || (data.len() + padding) % 4 != 0 {
         return Err(length());
     }
-    // The high bit means full membership, which the sender need not have.
-    if half(2) | FULL_MEMBER != DEFAULT_PARTITION {
-        return Err(PacketFault::Partition(half(2)));
-    }
     if icrc::of(from, to, checked) != *checksum {
         return Err(PacketFault::Checksum);
     }
@@ -119,6 +111,7 @@ pub fn parse(
         source: QpId(word(16) & LOW_24),
         to: Gid::from(to.ip()),
         qp: QpId(word(4) & LOW_24),
+        p_key: u16::from_be_bytes([header[2], header[3]]),
         q_key: word(12),
         psn: word(8) & LOW_24,
         immediate,
@@ -144,6 +137,4 @@ const SOLICITED: u8 = 0x80;
 const MIGRATED: u8 = 0x40;
 /// Version of the transport header, which is 0.
 const VERSION: u8 = 0x0F;
-const DEFAULT_PARTITION: u16 = 0xFFFF;
-const FULL_MEMBER: u16 = 0x8000;
 const LOW_24: u32 = 0xFF_FFFF;

@@ -59,7 +59,7 @@ use std::io::{self, IoSliceMut};
 
 pub use charge::ChargeLimits;
 pub use commands::{ConnectedEnd, EngineCommand};
-pub use datagram::{DatagramConfig, DatagramPort, DatagramRules};
+pub use datagram::{DatagramConfig, DatagramPort, DatagramRules, PortChanges};
 pub use fault_rules::{QpFault, rule_of_fault};
 pub use interface::{
     Broadcast, EngineOptions, Freed, MulpduPolicy, Notification, Output, Receive, Transmit, Work,

@@ -42,8 +42,14 @@ pub(super) struct ServicePort {
 
 impl Default for ServicePort {
     fn default() -> Self {
-        let port =
-            DatagramPort { gids: Vec::new(), mtu: 0, udp: 0, direct: false, internal: Vec::new() };
+        let port = DatagramPort {
+            gids: Vec::new(),
+            mtu: 0,
+            udp: 0,
+            direct: false,
+            internal: Vec::new(),
+            changes: Default::default(),
+        };
         ServicePort {
             port: Arc::new(port),
             has_loopback: false,

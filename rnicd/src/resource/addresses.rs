@@ -46,7 +46,7 @@ impl Manager {
         for session in self.sessions.values() {
             for (&qp, object) in &session.qps {
                 if let (QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.datagrams) {
-                    let port = self.datagram_port.clone();
+                    let port = self.datagram_port_with(&object.faults.port);
                     self.workers.one(*worker, EngineCommand::SetDatagramPort(qp, port));
                 }
             }

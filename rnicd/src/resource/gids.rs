@@ -8,7 +8,7 @@ use std::sync::Arc;
 use if_addrs::Interface;
 use rnic_abi::abi::control::GidRow;
 use rnic_abi::types::Gid;
-use rnic_core::engine::DatagramPort;
+use rnic_core::engine::{DatagramPort, PortChanges};
 
 use crate::config::{Config, GidLayout, Loopback};
 
@@ -162,6 +162,7 @@ pub fn datagram_port(
         udp,
         direct: loopback == Loopback::Direct,
         internal: internal.to_vec(),
+        changes: PortChanges::default(),
     })
 }
 

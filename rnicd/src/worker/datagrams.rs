@@ -8,6 +8,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 
+use rnic_abi::faults::change::p_keys_match;
 use rnic_abi::roce::packet::{MAX_LEN, destination, parse};
 use rnic_abi::roce::{connection, mad, sidr};
 use rnic_abi::types::Time;
@@ -155,12 +156,13 @@ impl DatagramSockets {
     }
 }
 
-/// Returns the management datagram in a packet, or `None` if its source or Q_Key is wrong, the
-/// message is invalid, or the addresses in a request are not those of the packet. The Q_Key proves
-/// little, because any QP may use it.
+/// Returns the management datagram in a packet, or `None` if its source, P_Key or Q_Key is wrong,
+/// the message is invalid, or the addresses in a request are not those of the packet. The Q_Key
+/// proves little, because any QP may use it.
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
-    let of_management = datagram.source == mad::QP && datagram.q_key == mad::Q_KEY;
+    let of_partition = p_keys_match(mad::DEFAULT_PARTITION, datagram.p_key);
+    let of_management = of_partition && datagram.source == mad::QP && datagram.q_key == mad::Q_KEY;
     let mad: mad::Bytes = data.try_into().ok().filter(|_| of_management)?;
     let (from, to) = (from.ip(), to.ip());
     let named = match (sidr::parse(data), connection::parse(data)) {
@@ -199,7 +201,9 @@ mod tests {
             let psn = 0;
             let immediate = None;
             let solicited = false;
-            let datagram = Datagram { from, source, to, qp, q_key, psn, immediate, solicited };
+            let p_key = mad::DEFAULT_PARTITION;
+            let datagram =
+                Datagram { from, source, to, qp, p_key, q_key, psn, immediate, solicited };
             emit(&datagram, data, 4791, 4791)
         };
         let request = |from: SocketAddr, to: IpAddr| {

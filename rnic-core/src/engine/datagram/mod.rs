@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use arrivals::{Drops, PendingDatagram};
 
+use rnic_abi::faults::change::DEFAULT_P_KEY;
 use rnic_abi::types::{Gid, QpState};
 
 /// Configuration of a UD QP.
@@ -44,6 +45,23 @@ pub struct DatagramPort {
     pub direct: bool,
     /// GIDs of the table that no packet can reach: datagrams to them are always delivered so.
     pub internal: Vec<Gid>,
+    /// Changes by fault rules.
+    pub changes: PortChanges,
+}
+
+/// Changes of the ports of a device by fault rules, for one UD QP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortChanges {
+    /// GIDs that no longer exist. Datagrams from and to them are lost.
+    pub lost: Vec<Gid>,
+    /// P_Key of the QP.
+    pub p_key: u16,
+}
+
+impl Default for PortChanges {
+    fn default() -> Self {
+        PortChanges { lost: Vec::new(), p_key: DEFAULT_P_KEY }
+    }
 }
 
 impl DatagramPort {

@@ -1,6 +1,7 @@
 //! Received datagrams. A datagram that a QP does not accept is dropped and counted, and the log of
 //! diagnoses gets the first one for each reason.
 
+use super::PortChanges;
 use super::arrivals::{Drops, PendingDatagram};
 use crate::device::copier::CopyResult;
 use crate::device::memory::{MemoryFault, Payload};
@@ -12,6 +13,7 @@ use crate::engine::responder::placement::Placed;
 use crate::engine::schedule::QUANTUM;
 use crate::engine::state::EngineState;
 use rnic_abi::abi::queue::{CompletionFlags, Cqe};
+use rnic_abi::faults::change::p_keys_match;
 use rnic_abi::roce::{Datagram, grh};
 use rnic_abi::shm::attached::CopyEnd;
 use rnic_abi::types::CompletionStatus;
@@ -42,6 +44,12 @@ impl Qp {
             return;
         }
         if self.is_stopped() {
+            self.core.shared.dropped.add(1);
+            return;
+        }
+        let Some(datagrams) = &self.datagrams else { return };
+        let PortChanges { lost, p_key } = &datagrams.port.changes;
+        if lost.contains(&datagram.to) || !p_keys_match(*p_key, datagram.p_key) {
             self.core.shared.dropped.add(1);
             return;
         }

@@ -29,7 +29,7 @@ impl Engine {
             let Some((datagram, len)) = qp.read_datagram(&mut self.state, data) else { break };
             before.copy_from_slice(&grh::emit(&datagram, len));
             let bytes = &slab[..grh::LEN + len];
-            if !qp.delay_datagram(&self.state, &datagram, bytes) {
+            if !qp.loses_datagram(&datagram) && !qp.delay_datagram(&self.state, &datagram, bytes) {
                 self.send_datagram(qp, &datagram, bytes);
             }
             qp.datagram_sent(len);
@@ -165,7 +165,15 @@ impl Qp {
         let source = self.core.id;
         let psn = datagrams.psn.unwrap_or(0);
         let q_key = q_key.unwrap_or(datagrams.q_key);
-        Ok(Datagram { from, source, to, qp: QpId(qp), q_key, psn, immediate, solicited })
+        let p_key = datagrams.port.changes.p_key;
+        let qp = QpId(qp);
+        Ok(Datagram { from, source, to, qp, p_key, q_key, psn, immediate, solicited })
+    }
+
+    /// Returns true if the source GID of a datagram no longer exists.
+    fn loses_datagram(&self, datagram: &Datagram) -> bool {
+        let port = self.datagrams.as_ref().map(|datagrams| &datagrams.port);
+        port.is_some_and(|port| port.changes.lost.contains(&datagram.from))
     }
 
     /// Accounts for the ready datagram, which has been sent.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::requests::Wr;
 use super::world::network::{PORT, address_of};
 use super::world::{MemoryKind, QpShape, World};
-use crate::engine::{DatagramConfig, DatagramPort, DatagramRules, EngineCommand};
+use crate::engine::{DatagramConfig, DatagramPort, DatagramRules, EngineCommand, PortChanges};
 use rnic_abi::abi::control::{QpChange, Sending};
 use rnic_abi::abi::queue::{DatagramParams, OWN_Q_KEY, SendOpcode};
 use rnic_abi::roce::{Datagram, grh, packet};
@@ -54,15 +54,21 @@ fn host_of(w: &World, qp: usize) -> usize {
     w.apps[w.qps[qp].app].host
 }
 
-fn to_rtr(w: &mut World, qp: usize) {
+/// Returns the ports of a QP.
+pub(super) fn port_of(w: &World, qp: usize) -> DatagramPort {
     let host = host_of(w, qp);
-    let port = DatagramPort {
+    DatagramPort {
         gids: vec![Gid::from(address_of(host)), Gid([host as u8 + 1; 16])],
         mtu: MTU,
         udp: PORT,
         direct: true,
         internal: Vec::new(),
-    };
+        changes: PortChanges::default(),
+    }
+}
+
+fn to_rtr(w: &mut World, qp: usize) {
+    let port = port_of(w, qp);
     let rules = Box::new(Rules { forbidden: None });
     let config = DatagramConfig { q_key: KEY, port: Arc::new(port), rules };
     w.attach_datagrams(qp, config);
@@ -450,6 +456,7 @@ fn forged(w: &World, from: IpAddr, qp: usize, q_key: u32) -> (SocketAddr, Socket
         source: QpId(5),
         to: Gid::from(address_of(host_of(w, qp))),
         qp: w.qps[qp].id,
+        p_key: 0xFFFF,
         q_key,
         psn: 0,
         immediate: None,

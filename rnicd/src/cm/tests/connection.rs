@@ -743,7 +743,14 @@ fn both_local_ends_lose_the_address() {
             node.established_rc();
         }
         let gids = vec![Gid::from(ip("192.0.2.77"))];
-        let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct: true, internal: Vec::new() };
+        let port = DatagramPort {
+            gids,
+            mtu: 1024,
+            udp: 4791,
+            direct: true,
+            internal: Vec::new(),
+            changes: Default::default(),
+        };
         node.cm.set_datagram_port(&Arc::new(port), false, node.now);
         let mut ended = Vec::new();
         while let Some(event) = node.cm.poll_event() {
@@ -760,8 +767,14 @@ fn both_local_ends_lose_the_address() {
     }
     // A connection to another host remains.
     let (mut a, ..) = connected();
-    let port =
-        DatagramPort { gids: Vec::new(), mtu: 1024, udp: 4791, direct: true, internal: Vec::new() };
+    let port = DatagramPort {
+        gids: Vec::new(),
+        mtu: 1024,
+        udp: 4791,
+        direct: true,
+        internal: Vec::new(),
+        changes: Default::default(),
+    };
     a.cm.set_datagram_port(&Arc::new(port), false, a.now);
     a.is_silent();
     assert!(a.cm.has_connection(ACTIVE));

@@ -27,7 +27,14 @@ impl Node {
     pub(super) fn at(address: &str, options: CmOptions) -> Self {
         let mut node = Node::new(options);
         let gids = vec![Gid::from(ip("192.0.2.77")), Gid::from(ip(address))];
-        let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct: true, internal: Vec::new() };
+        let port = DatagramPort {
+            gids,
+            mtu: 1024,
+            udp: 4791,
+            direct: true,
+            internal: Vec::new(),
+            changes: Default::default(),
+        };
         node.cm.set_datagram_port(&Arc::new(port), false, START);
         node
     }
@@ -36,7 +43,14 @@ impl Node {
     pub(super) fn with_loopback(direct: bool) -> Self {
         let mut node = Node::new(options());
         let gids = vec![Gid::from(ip(A)), Gid::from(ip("127.0.0.1"))];
-        let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct, internal: Vec::new() };
+        let port = DatagramPort {
+            gids,
+            mtu: 1024,
+            udp: 4791,
+            direct,
+            internal: Vec::new(),
+            changes: Default::default(),
+        };
         node.cm.set_datagram_port(&Arc::new(port), true, START);
         node
     }

@@ -1,13 +1,15 @@
 //! Changes of devices that rules have in effect: ports that are down, GIDs that are gone, other
 //! P_Keys and speeds, and devices that are removed.
 
+use std::sync::Arc;
+
 use rnic_abi::abi::control::{
     DeviceKind, DeviceRow, DisconnectMode, Event, NO_GID, Refusal, Wiring,
 };
 use rnic_abi::faults::change::{Change, DEFAULT_P_KEY, p_keys_match};
 use rnic_abi::faults::{Action, FaultRule, Selector};
 use rnic_abi::types::*;
-use rnic_core::engine::EngineCommand;
+use rnic_core::engine::{DatagramPort, EngineCommand, PortChanges};
 
 use super::Rule;
 use crate::resource::qp::{Qp, QpPhase, RcAttr};
@@ -172,6 +174,26 @@ impl Manager {
         lasting.filter_map(key).last().unwrap_or(DEFAULT_P_KEY)
     }
 
+    /// Returns the changes of the ports of a UD QP.
+    pub(super) fn port_changes(&self, session: &Session, qp: &Qp) -> PortChanges {
+        let p_key = self.p_key(session, qp);
+        let gids = self.datagram_port.gids.iter().filter(|gid| !gid.is_zero());
+        let lost = gids.filter(|gid| self.has_lost(session, qp, **gid)).copied().collect();
+        PortChanges { lost, p_key }
+    }
+
+    /// Returns the ports of a UD QP with the changes that the QP has been given.
+    pub(in crate::resource) fn datagram_port_with(
+        &self,
+        changes: &PortChanges,
+    ) -> Arc<DatagramPort> {
+        if *changes == PortChanges::default() {
+            return self.datagram_port.clone();
+        }
+        let port = DatagramPort::clone(&self.datagram_port);
+        Arc::new(DatagramPort { changes: changes.clone(), ..port })
+    }
+
     /// Returns the P_Key of the peer of a QP: the default one for a QP of another daemon.
     fn p_key_of_peer(&self, rc: &RcAttr) -> u16 {
         let Wiring { remote, remote_qp, .. } = rc.wiring;
@@ -251,7 +273,10 @@ impl Manager {
             return false;
         }
         let Some(session) = self.sessions.get(&id) else { return false };
-        let Some(qp) = session.qps.get(&qp) else { return false };
+        session.qps.get(&qp).is_some_and(|qp| self.has_lost(session, qp, gid))
+    }
+
+    fn has_lost(&self, session: &Session, qp: &Qp, gid: Gid) -> bool {
         let lasting = self.faults.rules.values().filter(|rule| rule.lasts.is_some());
         lasting.filter(|rule| rule.selects(session)).any(|rule| {
             let FaultRule { select, action, .. } = &rule.armed.rule;

@@ -112,6 +112,7 @@ impl Manager {
         let Some((_, object)) = self.qp_of(qp) else { return };
         let last = std::mem::replace(&mut object.faults, told);
         let QpFaults { stopped, order: order_number, link: link_key, .. } = object.faults;
+        let port = (last.port != object.faults.port).then(|| object.faults.port.clone());
         match &mut object.phase {
             QpPhase::Idle(config) | QpPhase::Connecting(config) | QpPhase::Accepting(config) => {
                 config.faults = engine;
@@ -119,6 +120,10 @@ impl Manager {
             }
             QpPhase::Bound(worker) => {
                 let worker = *worker;
+                if let Some(changes) = port {
+                    let port = self.datagram_port_with(&changes);
+                    self.workers.one(worker, EngineCommand::SetDatagramPort(qp, port));
+                }
                 if last.stopped != stopped {
                     self.workers.one(worker, EngineCommand::SetStopped(qp, stopped));
                 }
@@ -148,8 +153,11 @@ impl Manager {
         rules: &[SessionRule],
     ) -> RulesOfQp {
         let now = clock::now();
-        let bound = matches!(qp.phase, QpPhase::Bound(_));
         let mut found = RulesOfQp::default();
+        if qp.datagrams.is_some() {
+            found.told.port = self.port_changes(session, qp);
+        }
+        let bound = matches!(qp.phase, QpPhase::Bound(_));
         for SessionRule { number, armed, lasts } in rules {
             let rule = &armed.rule;
             if lasts.is_some() && self.change_stops(rule, session, qp) {

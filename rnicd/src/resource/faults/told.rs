@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use rnic_abi::faults::FaultName;
+use rnic_core::engine::PortChanges;
 
 /// What the engine, or the configuration of a QP that no worker holds, was last told.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub struct QpFaults {
     pub stopped: Option<FaultName>,
     /// The rule of memory order, if a worker holds the QP.
     pub order: Option<u64>,
+    /// Changes of the ports, for a UD QP.
+    pub port: PortChanges,
     /// The rule of its link, in the same way, with the addresses of both ends.
     pub link: Option<LinkKey>,
 }

@@ -4,6 +4,7 @@
 mod completions;
 mod events;
 mod messages;
+mod ports;
 mod requests;
 mod rnr;
 mod stop;
