@@ -336,6 +336,16 @@ fn ids_of_a_removed_device_get_its_event() {
 }
 
 #[test]
+fn requests_to_a_lost_gid_are_rejected() {
+    let Some(rig) = Rig::start("direct", &["rail"], "tests/device_ids.c") else { return };
+    let mut server = rig.program("do=gid-change", &["listen"]);
+    let port = server.line_after("port ");
+    let client = rig.program("", &[&port]);
+    assert_eq!(client.succeed(), ["RDMA_CM_EVENT_REJECTED"]);
+    server.kill();
+}
+
+#[test]
 fn tools_show_changed_devices() {
     let Some(rig) = Rig::start("direct", &["rail", "rail_b"], SOURCE) else { return };
     let run = |tool: &[&str]| {

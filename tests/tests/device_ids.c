@@ -1,3 +1,7 @@
+// IDs of rdma_cm under fault rules that change their device. With a port as its argument, connects
+// to it and prints the event. With "listen", prints a port at all addresses, and reads a line from
+// standard input. Otherwise:
+//
 // Two connected IDs of rdma_cm, one that has resolved its route, and a listener, while a fault rule
 // removes their device, and after it has returned. Prints "ready" before each line that it reads
 // from standard input, and "done" at the end.
@@ -69,12 +73,33 @@ static void destroy(struct rdma_cm_id *id)
     check(!rdma_destroy_id(id));
 }
 
-int main(void)
+// Connects to a port, and prints the event.
+static void ask(uint16_t port)
+{
+    struct rdma_cm_id *id = routed(port);
+    struct rdma_cm_event *event;
+    has_qp(id);
+    check(!rdma_connect(id, NULL) && !rdma_get_cm_event(events, &event));
+    puts(rdma_event_str(event->event));
+    check(!rdma_ack_cm_event(event));
+    destroy(id);
+}
+
+int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
     events = rdma_create_event_channel();
     check(events != NULL);
+    if (argc > 1 && strcmp(argv[1], "listen")) {
+        ask(htons(atoi(argv[1])));
+        return 0;
+    }
     struct rdma_cm_id *listener = listening();
+    if (argc > 1) {
+        printf("port %d\n", ntohs(rdma_get_src_port(listener)));
+        await_input();
+        return 0;
+    }
     struct rdma_cm_id *ids[3];
     connected(listener, ids);
     ids[2] = routed(rdma_get_src_port(listener));

@@ -51,7 +51,7 @@ pub(super) fn device_with(
     visible.retain(|adapter| adapter.gids(&tables).iter().any(|row| row.gid == gid));
     let of_one = visible.iter().find(|adapter| adapter.has_one_interface());
     of_one.or(visible.first()).cloned().ok_or_else(|| {
-        errno!(libc::ENODEV, "{source} belongs to a device that RNIC_DEVICES does not contain")
+        errno!(libc::ENODEV, "no device has the GID {source}, or RNIC_DEVICES does not contain it")
     })
 }
 

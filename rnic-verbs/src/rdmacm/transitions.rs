@@ -6,6 +6,7 @@ use rnic_client::{AddressPair, ConnectionRequest, QpId};
 
 use super::connect::DISCONNECT_GRACE;
 use super::delays::Action;
+use super::devices::device_with;
 use super::service::Service;
 use super::state::{CmEvent, EventChannel, IdBody, Parameters, Phase};
 use crate::{c, log};
@@ -74,8 +75,10 @@ impl IdBody {
     /// Handles a connection request. Rejects it if the backlog is full. As in the kernel, the
     /// backlog counts the requests that the program has not fetched.
     pub(super) fn handle_request(self: &Arc<Self>, request: ConnectionRequest) {
-        if self.phase() == Phase::Ended {
-            // Its device was unplugged.
+        let local = request.addresses().local.ip();
+        let device = device_with(&self.device, self.device_kind(), Some(local));
+        if self.phase() == Phase::Ended || device.is_err() {
+            log::debug(|| format!("rejected {}: no device has {local}", request.peer()));
             return;
         }
         let backlog = self.state.lock().backlog;

@@ -162,8 +162,8 @@ impl DatagramSockets {
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
     let of_partition = p_keys_match(mad::DEFAULT_PARTITION, datagram.p_key);
-    let of_management = of_partition && datagram.source == mad::QP && datagram.q_key == mad::Q_KEY;
-    let mad: mad::Bytes = data.try_into().ok().filter(|_| of_management)?;
+    let of_management = datagram.source == mad::QP && datagram.q_key == mad::Q_KEY;
+    let mad: mad::Bytes = data.try_into().ok().filter(|_| of_partition && of_management)?;
     let (from, to) = (from.ip(), to.ip());
     let named = match (sidr::parse(data), connection::parse(data)) {
         (Ok(sidr::Message::Request(request)), _) => Some((request.from.ip(), request.to)),

@@ -206,6 +206,11 @@ impl Manager {
         roce.chain([iwarp]).collect()
     }
 
+    /// Returns the names and GID tables of the RoCE devices.
+    pub(in crate::resource) fn roce_gids(&self) -> impl Iterator<Item = (&str, &[GidRow])> {
+        self.devices.list.iter().map(|device| (&*device.name, &*device.gids))
+    }
+
     /// Returns the GID table of a device.
     pub(in crate::resource) fn gids_of(&self, name: &str) -> &[GidRow] {
         let device = self.devices.list.iter().find(|device| device.name == name);

@@ -171,7 +171,7 @@ impl Manager {
             let is_on = select.device.as_deref().is_none_or(|device| self.is_on(qp, device));
             (is_on && rule.selects(session)).then_some(key)
         };
-        lasting.filter_map(key).last().unwrap_or(DEFAULT_P_KEY)
+        lasting.filter_map(key).next_back().unwrap_or(DEFAULT_P_KEY)
     }
 
     /// Returns the changes of the ports of a UD QP.
@@ -259,11 +259,12 @@ impl Manager {
         gid: Gid,
     ) -> bool {
         let wanted = select.device.as_deref();
-        self.device_rows().iter().any(|row| {
-            let at = self.gids_of(&row.name).iter().position(|own| own.gid == gid);
-            wanted.is_none_or(|wanted| wanted == row.name)
-                && at.is_some_and(|at| index.is_none_or(|index| self.row_of_gid(index) == at))
-                && self.is_on(qp, &row.name)
+        self.roce_gids().any(|(device, gids)| {
+            let at = || gids.iter().position(|own| own.gid == gid);
+            let is_taken = |at| index.is_none_or(|index| self.row_of_gid(index) == at);
+            wanted.is_none_or(|wanted| wanted == device)
+                && self.is_on(qp, device)
+                && at().is_some_and(is_taken)
         })
     }
 
