@@ -1,6 +1,5 @@
 //! Changes of devices and ports that last for a time and are then undone.
 
-use super::action::AsyncEvent;
 use super::error::FaultError;
 use super::names::{Names, listed};
 use super::words::Words;
@@ -46,18 +45,6 @@ impl Change {
             "device-removal" => Change::Removal,
             _ => return Ok(None),
         }))
-    }
-
-    /// Returns the event that announces the change and its end. The removal of a device has an
-    /// event of its own in the interface of the daemon.
-    pub fn event(self) -> Option<AsyncEvent> {
-        match self {
-            Change::Gids { .. } => Some(AsyncEvent::GID_CHANGE),
-            Change::PKey(_) => Some(AsyncEvent::PKEY_CHANGE),
-            // The link has been negotiated again.
-            Change::Speed { .. } => Some(AsyncEvent::PORT_ACTIVE),
-            Change::Removal => None,
-        }
     }
 }
 

@@ -152,7 +152,8 @@ fn device(port: &Port, facts: &Facts) -> Vec<Entry> {
 }
 
 /// Returns the entries that change with a device: the attributes of its port, its interfaces, and
-/// the files of its GID table. An empty entry of the table has a zero GID, no type and no interface.
+/// the files of its GID table. An empty entry of the table has a zero GID, no type and no
+/// interface.
 fn files_of_port(port: &Port) -> impl Iterator<Item = Entry> {
     let name = &port.name;
     let at = port_folder(name);

@@ -7,7 +7,7 @@ use rnic_abi::abi::control::{
     DeviceKind, DeviceRow, DisconnectMode, Event, NO_GID, Refusal, Wiring,
 };
 use rnic_abi::faults::change::{Change, DEFAULT_P_KEY, p_keys_match};
-use rnic_abi::faults::{Action, FaultRule, Selector};
+use rnic_abi::faults::{Action, AsyncEvent, FaultRule, Selector};
 use rnic_abi::types::*;
 use rnic_core::engine::{DatagramPort, EngineCommand, PortChanges};
 
@@ -75,9 +75,14 @@ impl Manager {
     }
 
     fn announce(&mut self, number: u64, change: Change, now: Time) {
-        if let Some(event) = change.event() {
-            self.raise(number, event, None, now);
-        }
+        let event = match change {
+            Change::Gids { .. } => AsyncEvent::GID_CHANGE,
+            Change::PKey(_) => AsyncEvent::PKEY_CHANGE,
+            // The link has been negotiated again.
+            Change::Speed { .. } => AsyncEvent::PORT_ACTIVE,
+            Change::Removal => return,
+        };
+        self.raise(number, event, None, now);
     }
 
     /// Removes the devices that a rule selects, for the sessions that it selects.
