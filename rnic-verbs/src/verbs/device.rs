@@ -186,26 +186,30 @@ impl Device {
     }
 
     /// Handles the removal of a device from the running system: its contexts get
-    /// `IBV_EVENT_DEVICE_FATAL`, and then no more events. Returns the device if the program has
-    /// used it.
-    pub(crate) fn unplugged(&self, name: &str) -> Option<Arc<Adapter>> {
+    /// `IBV_EVENT_DEVICE_FATAL`, and then no more events. Returns the devices with this name that
+    /// the program has used: an administrator may have removed and added it before.
+    pub(crate) fn unplugged(&self, name: &str) -> Vec<Arc<Adapter>> {
         self.tables_changed();
         let is_it = |adapter: &&Arc<Adapter>| adapter.name() == name && !adapter.is_unplugged();
-        let gone = self.adapters.lock().iter().find(is_it).cloned()?;
-        gone.unplug();
-        for (events, _) in self.event_queues().iter().filter(|(_, of)| Arc::ptr_eq(of, &gone)) {
+        let gone: Vec<_> = self.adapters.lock().iter().filter(is_it).cloned().collect();
+        gone.iter().for_each(|adapter| self.close_contexts(adapter));
+        gone
+    }
+
+    /// Ends the events of the contexts of a device that was unplugged.
+    fn close_contexts(&self, adapter: &Arc<Adapter>) {
+        adapter.unplug();
+        for (events, _) in self.event_queues().iter().filter(|(_, of)| Arc::ptr_eq(of, adapter)) {
             events.push(AsyncEvent::of_device(c::IBV_EVENT_DEVICE_FATAL));
             events.close();
         }
         let channels = self.channels.lock();
-        for (channel, _) in channels.iter().filter(|(_, of)| Arc::ptr_eq(of, &gone)) {
+        for (channel, _) in channels.iter().filter(|(_, of)| Arc::ptr_eq(of, adapter)) {
             if let Some(channel) = channel.upgrade() {
                 // Fails if the daemon has gone. Readers find the end of the channel in either case.
                 let _ = shutdown(&*channel, Shutdown::Read);
             }
         }
-        drop(channels);
-        Some(gone)
     }
 
     /// Queues `IBV_EVENT_DEVICE_FATAL` for all contexts.

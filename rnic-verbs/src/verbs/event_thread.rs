@@ -76,9 +76,9 @@ fn deliver(device: &Arc<Device>, event: Event) {
         Event::GidsChanged => device.gids_changed(),
         Event::DevicesChanged => device.tables_changed(),
         Event::DeviceRemoved { device: name } => {
-            if let (Some(gone), Some(connections)) = (device.unplugged(&name), device.connections())
-            {
-                connections.unplugged(&gone);
+            let gone = device.unplugged(&name);
+            if let Some(connections) = device.connections() {
+                gone.iter().for_each(|gone| connections.unplugged(gone));
             }
         }
         Event::EventsLost { count } => {
