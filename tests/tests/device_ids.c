@@ -1,6 +1,6 @@
 // IDs of rdma_cm under fault rules that change their device. With a port as its argument, connects
-// to it and prints the event. With "listen", prints a port at all addresses, and reads a line from
-// standard input. Otherwise:
+// to it and prints the event. With "listen", prints a port at all addresses, reads a line from
+// standard input, and checks that no request has arrived. Otherwise:
 //
 // Two connected IDs of rdma_cm, one that has resolved its route, and a listener, while a fault rule
 // removes their device, and after it has returned. Prints "ready" before each line that it reads
@@ -73,6 +73,15 @@ static void destroy(struct rdma_cm_id *id)
     check(!rdma_destroy_id(id));
 }
 
+// Checks that no event waits.
+static void none_waits(void)
+{
+    struct rdma_cm_event *other;
+    check(fcntl(events->fd, F_SETFL, O_NONBLOCK) == 0);
+    check(rdma_get_cm_event(events, &other) == -1 && errno == EAGAIN);
+    check(fcntl(events->fd, F_SETFL, 0) == 0);
+}
+
 // Connects to a port, and prints the event.
 static void ask(uint16_t port)
 {
@@ -98,6 +107,8 @@ int main(int argc, char **argv)
     if (argc > 1) {
         printf("port %d\n", ntohs(rdma_get_src_port(listener)));
         await_input();
+        none_waits();
+        puts("done");
         return 0;
     }
     struct rdma_cm_id *ids[3];
@@ -129,10 +140,7 @@ int main(int argc, char **argv)
     for (int n = 0; n < 3; n++)
         destroy(ids[n]);
     // Their connections had no other events.
-    check(fcntl(events->fd, F_SETFL, O_NONBLOCK) == 0);
-    struct rdma_cm_event *other;
-    check(rdma_get_cm_event(events, &other) == -1 && errno == EAGAIN);
-    check(fcntl(events->fd, F_SETFL, 0) == 0);
+    none_waits();
     await_input();
     connected(listener, ids);
     destroy(ids[0]);
