@@ -148,17 +148,18 @@ fn a_removed_device_returns() {
 
 #[test]
 fn only_selected_programs_lose_a_device() {
-    let Some(rig) = Rig::start("direct", &["rail"], SOURCE) else { return };
-    let mut program = rig.program("", &words("input list write wc"));
+    let Some(rig) = Rig::start("direct", &["rail", "rail_b"], SOURCE) else { return };
+    let mut program = rig.program("", &words("input list write1 wc1"));
     program.line_after("ready");
-    let mut other = rig.program("do=device-removal", &words("list input list"));
-    assert_eq!(other.line_after("devices"), "");
+    // Its context of the other device keeps the session and the rule.
+    let mut other = rig.program("do=device-removal device=rail_b", &words("list input list"));
+    assert_eq!(other.line_after("devices"), "rail");
     other.line_after("ready");
-    assert!(rig.file("rail/ports/1/state").is_some());
-    program.ask("", "devices rail");
+    assert!(rig.file("rail_b/ports/1/state").is_some());
+    program.ask("", "devices rail rail_b");
     program.line_after("wc 0");
     program.succeed();
-    assert_eq!(other.ask("", "devices"), "");
+    assert_eq!(other.ask("", "devices"), "rail");
     other.succeed();
 }
 
