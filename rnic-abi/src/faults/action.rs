@@ -58,6 +58,11 @@ pub enum Action {
     ExtraEvent,
     /// Corrupts the CRC of an outgoing FPDU, over TCP.
     CorruptCrc,
+    /// Sends a part of an outgoing FPDU, over TCP, and closes the connection.
+    CutFpdu {
+        /// Close with RST instead of FIN.
+        reset: bool,
+    },
     /// Stops the QP: it neither sends nor handles what arrives, but its connection stays.
     Stop {
         /// Duration; without it, until the rule is cleared.
@@ -280,6 +285,7 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("lose-event", &[]),
     ("extra-event", &[]),
     ("corrupt-crc", &[]),
+    ("cut-fpdu", &["reset"]),
     ("stop", &["for"]),
     ("disconnect", &[]),
     ("qp-fatal", &[]),
@@ -343,6 +349,7 @@ impl Action {
             "lose-event" => Action::LoseEvent,
             "extra-event" => Action::ExtraEvent,
             "corrupt-crc" => Action::CorruptCrc,
+            "cut-fpdu" => Action::CutFpdu { reset: words.parse("reset", yes)?.unwrap_or_default() },
             "stop" => Action::Stop { time: words.time("for")? },
             "disconnect" => Action::Disconnect,
             "qp-fatal" => Action::QpFatal,
@@ -393,7 +400,7 @@ impl Action {
             Action::HoldCompletion { .. } | Action::LoseCompletion => Point::Completion,
             Action::HoldEvent { .. } | Action::LoseEvent => Point::CompletionEvent,
             Action::ExtraEvent => Point::QuietCompletion,
-            Action::CorruptCrc => Point::Fpdu,
+            Action::CorruptCrc | Action::CutFpdu { .. } => Point::Fpdu,
             Action::Fail { .. } | Action::Reject { .. } | Action::Unreachable { .. } => Point::Verb,
             Action::AddrError { .. } | Action::RouteError { .. } => Point::Verb,
             Action::Stop { .. }

@@ -75,6 +75,8 @@ fn every_action_has_its_arguments() {
         ("do=srq-fatal", Action::SrqFatal, Point::Once),
         ("do=lose-completion", Action::LoseCompletion, Point::Completion),
         ("do=corrupt-crc", Action::CorruptCrc, Point::Fpdu),
+        ("do=cut-fpdu", Action::CutFpdu { reset: false }, Point::Fpdu),
+        ("do=cut-fpdu reset=true", Action::CutFpdu { reset: true }, Point::Fpdu),
         ("do=stop", Action::Stop { time: None }, Point::Once),
         ("do=stop for=5ms", Action::Stop { time: Some(by) }, Point::Once),
         ("do=disconnect", Action::Disconnect, Point::Once),

@@ -206,14 +206,6 @@ impl QpCore {
             engine.unreserve(cq, 1);
         }
     }
-
-    /// Returns true if a rule corrupts the CRC of the next FPDU.
-    pub(super) fn corrupts_crc(&self, engine: &EngineState) -> bool {
-        let struck = self.faults.as_ref().and_then(|f| f.strikes(Point::Fpdu, None, engine.now));
-        let Some((rule, _)) = struck else { return false };
-        record(self, engine, rule.name, "the CRC of an FPDU was corrupted".to_owned());
-        true
-    }
 }
 
 enum CompletionFate {

@@ -26,6 +26,7 @@ mod explanation;
 mod fault_rules;
 mod faults;
 mod flush;
+mod fpdu_faults;
 mod incoming;
 mod interface;
 mod life;

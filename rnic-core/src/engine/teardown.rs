@@ -291,15 +291,20 @@ impl Qp {
 
     /// Handles the loss of the connection, for example by RST, timeout or an exceeded limit.
     pub(super) fn lost(&mut self, engine: &mut EngineState, why: &str) {
+        self.lose(engine, true, why);
+    }
+
+    /// Ends the stream like the loss of the connection, with RST or FIN.
+    pub(super) fn lose(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
         if self.can_unlink() {
-            return self.unlink(engine, true, why);
+            return self.unlink(engine, reset, why);
         }
         self.complete_refusal(engine);
         if self.life.after(StreamEvent::Lost).is_some() {
             self.life.record_loss(&self.core, engine, why);
             //= DDP-6.2.2-1
             self.life.set_end_reason(DisconnectReason::Lost { why: why.to_owned() });
-            self.finish(engine, true);
+            self.finish(engine, reset);
         }
     }
 

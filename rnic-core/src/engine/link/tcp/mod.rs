@@ -17,6 +17,7 @@ use partial::Partial;
 use slabs::Unread;
 
 use crate::engine::charge::{Owner, StreamCharge};
+use crate::engine::fpdu_faults::StreamCut;
 use crate::engine::interface::MulpduPolicy;
 use crate::engine::link::emulation::delay_line::DelayLine;
 use crate::engine::qp_core::QpCore;
@@ -66,6 +67,8 @@ pub(in crate::engine) struct TcpLink {
     /// RDMAP header of the Terminate to be sent.
     terminate: Option<Vec<u8>>,
     fin_sent: bool,
+    /// A rule ends the stream inside the last FPDU framed. No further FPDU is framed.
+    cut: Option<Box<StreamCut>>,
     /// Error of a socket that no longer accepts bytes, while earlier received bytes are still read.
     broken: Option<String>,
     /// The FPDU that has not arrived in full.
@@ -106,6 +109,7 @@ impl TcpLink {
             await_rtr,
             terminate: None,
             fin_sent: false,
+            cut: None,
             broken: None,
             partial: Partial::default(),
             unread: None,
@@ -173,6 +177,11 @@ impl TcpLink {
     /// Returns true if TCP has accepted the queued Terminate.
     pub(in crate::engine) fn has_terminated(&self) -> bool {
         self.terminate.is_none() && !self.has_unsent()
+    }
+
+    /// Takes the cut of the stream if TCP has accepted all bytes before it.
+    pub(in crate::engine) fn take_cut(&mut self) -> Option<Box<StreamCut>> {
+        if self.has_unsent() { None } else { self.cut.take() }
     }
 
     /// Ends the outgoing direction. Returns true if it had not ended before.

@@ -174,6 +174,9 @@ impl Qp {
             {
                 return (used, true);
             }
+            if tcp.cut.is_some() {
+                return (used, false);
+            }
             let out = &mut slab[used..];
             let terminating = self.life.phase() == StreamPhase::Terminating;
             if (self.life.phase().responds() || terminating)
@@ -240,9 +243,12 @@ impl Qp {
             Ok(n) => {
                 // `tcp.framed` does not include the bytes of the slab yet.
                 let end = tcp.framed + (used + n) as u64;
-                if self.core.faults.is_some() && self.uses_crc() && self.core.corrupts_crc(engine) {
-                    // The CRC is at the end of an FPDU.
-                    out[n - 1] ^= 1;
+                if self.core.faults.is_some()
+                    && let Some(cut) = self.core.fpdu_fault(&mut out[..n], self.uses_crc(), engine)
+                    && let Some(tcp) = self.link.tcp_mut()
+                {
+                    tcp.cut = Some(cut);
+                    return Ok(n / 2);
                 }
                 self.core.turn.charge(cost(n).max(FPDU_COST));
                 self.fpdu_sent(&OutgoingFpdu::Segment(segment), Some(end));
@@ -308,6 +314,7 @@ impl Qp {
     /// Handles the effects of accepted bytes: a FIN after a Terminate, or after the last message of
     /// a disconnect.
     fn after_transmit(&mut self, engine: &mut EngineState) {
+        self.end_cut_stream(engine);
         // Requests before the failed one complete when TCP has accepted them.
         self.flush_sends(engine);
         self.requester.return_slots(&self.core, engine);

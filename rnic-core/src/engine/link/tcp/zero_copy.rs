@@ -81,6 +81,7 @@ impl Qp {
             && !self.core.turn.is_over()
             && (self.life.phase().responds() || self.life.phase() == StreamPhase::Terminating)
             && !matches!(message.source, MessageSource::Inline { .. } | MessageSource::Header(_))
+            && !self.core.may_cut_fpdus()
             && self.requester.is_in_shared_memory(&engine.stags)
     }
 

@@ -2,6 +2,7 @@
 //! that stop.
 
 mod completions;
+mod cut;
 mod events;
 mod messages;
 mod ports;
