@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::change::Change;
 use super::error::FaultError;
 use super::link::LinkShape;
+use super::message::{self, MessageEffect, MessageKind};
 use super::names::{Names, errno, listed, status};
 use super::order::{MAX_HOLD, Order, OrderModel};
 use super::trigger::probability;
@@ -102,6 +103,20 @@ pub enum Action {
         errno: u16,
         /// Time until the failure.
         by: Duration,
+    },
+    /// Sends the reply to a connection request later: the MPA reply, or REP on the RoCE device.
+    LateReply {
+        /// Delay.
+        by: Duration,
+    },
+    /// Never sends the reply to a connection request.
+    NoReply,
+    /// Drops, duplicates or delays a message of the connection manager of the RoCE device.
+    CmMessage {
+        /// Kind of message; `None` for all.
+        kind: Option<MessageKind>,
+        /// Effect.
+        effect: MessageEffect,
     },
     /// Takes the port of the device down: `IBV_EVENT_PORT_ERR`, and its QPs stop.
     PortDown {
@@ -258,6 +273,8 @@ pub enum Point {
     QuietCompletion,
     /// The QP frames an outgoing FPDU, over TCP.
     Fpdu,
+    /// The connection manager of the RoCE device sends a message.
+    CmMessage,
     /// The daemon handles a request of the program.
     Verb,
     /// The rule is set, or its time has come.
@@ -269,7 +286,7 @@ pub enum Point {
 impl Point {
     /// Returns true if a worker evaluates the rule.
     pub fn is_of_engine(self) -> bool {
-        !matches!(self, Point::Verb | Point::Once | Point::Setting)
+        !matches!(self, Point::CmMessage | Point::Verb | Point::Once | Point::Setting)
     }
 }
 
@@ -294,6 +311,9 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("unreachable", &["errno", "by"]),
     ("addr-error", &["errno", "by"]),
     ("route-error", &["errno", "by"]),
+    ("late-reply", &["by"]),
+    ("no-reply", &[]),
+    ("cm-message", &["type", "effect", "by"]),
     ("port-down", &["for"]),
     ("cq-fatal", &[]),
     ("srq-fatal", &[]),
@@ -373,6 +393,14 @@ impl Action {
                 errno: words.parse("errno", errno)?.unwrap_or(TIMED_OUT),
                 by: words.time("by")?.unwrap_or_default(),
             },
+            "late-reply" => {
+                Action::LateReply { by: words.time("by")?.ok_or_else(|| missing("by"))? }
+            }
+            "no-reply" => Action::NoReply,
+            "cm-message" => Action::CmMessage {
+                kind: message::kind(words)?,
+                effect: MessageEffect::take(words)?,
+            },
             "port-down" => Action::PortDown { time: words.time("for")? },
             "event" => {
                 let event = words.parse("event", AsyncEvent::parse)?;
@@ -401,8 +429,14 @@ impl Action {
             Action::HoldEvent { .. } | Action::LoseEvent => Point::CompletionEvent,
             Action::ExtraEvent => Point::QuietCompletion,
             Action::CorruptCrc | Action::CutFpdu { .. } => Point::Fpdu,
-            Action::Fail { .. } | Action::Reject { .. } | Action::Unreachable { .. } => Point::Verb,
-            Action::AddrError { .. } | Action::RouteError { .. } => Point::Verb,
+            Action::Fail { .. }
+            | Action::Reject { .. }
+            | Action::Unreachable { .. }
+            | Action::AddrError { .. }
+            | Action::RouteError { .. }
+            | Action::LateReply { .. }
+            | Action::NoReply => Point::Verb,
+            Action::CmMessage { .. } => Point::CmMessage,
             Action::Stop { .. }
             | Action::Disconnect
             | Action::QpFatal
@@ -421,10 +455,16 @@ impl Action {
     pub(super) fn only_verb(self) -> Option<Verb> {
         match self {
             Action::Reject { .. } | Action::Unreachable { .. } => Some(Verb::CONNECT),
+            Action::LateReply { .. } | Action::NoReply => Some(Verb::ACCEPT),
             Action::AddrError { .. } => Some(Verb::RESOLVE_ADDR),
             Action::RouteError { .. } => Some(Verb::RESOLVE_ROUTE),
             _ => None,
         }
+    }
+
+    /// Returns true if the action holds back the reply to a connection request.
+    pub fn holds_reply(self) -> bool {
+        matches!(self, Action::LateReply { .. } | Action::NoReply)
     }
 
     /// Returns true if the action concerns single QPs.

@@ -9,6 +9,7 @@ mod action;
 pub mod change;
 mod error;
 pub mod link;
+mod message;
 mod name;
 mod names;
 mod opcode;
@@ -23,6 +24,7 @@ mod words;
 
 pub use action::{Action, AsyncEvent, Element, Point, RefusedAs};
 pub use error::FaultError;
+pub use message::{MessageEffect, MessageKind};
 pub use name::FaultName;
 pub use opcode::Opcode;
 pub use rule::FaultRule;

@@ -103,7 +103,7 @@ impl FaultRule {
 /// Returns true if a key of selectors or triggers has an effect in rules of this occasion.
 fn has_effect(key: &str, point: Point) -> bool {
     match key {
-        "opcode" => !matches!(point, Point::Verb | Point::Fpdu | Point::Setting),
+        "opcode" => !matches!(point, Point::Verb | Point::Fpdu | Point::CmMessage | Point::Setting),
         "verb" => matches!(point, Point::Verb | Point::Once),
         "mr" => point == Point::Message,
         "flushed" => {

@@ -101,6 +101,8 @@ fn every_action_has_its_arguments() {
         ("do=addr-error errno=EIO by=5ms", Action::AddrError { errno: 5, by }, Point::Verb),
         ("do=route-error", Action::RouteError { errno: 110, by: Duration::ZERO }, Point::Verb),
         ("do=route-error errno=EIO by=5ms", Action::RouteError { errno: 5, by }, Point::Verb),
+        ("do=late-reply by=5ms", Action::LateReply { by }, Point::Verb),
+        ("do=no-reply", Action::NoReply, Point::Verb),
         ("do=port-down", Action::PortDown { time: None }, Point::Once),
         ("do=port-down for=5ms", Action::PortDown { time: Some(by) }, Point::Once),
         ("do=event event=port-err", Action::Event { event: AsyncEvent::PORT_ERR }, Point::Once),

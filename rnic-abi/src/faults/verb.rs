@@ -59,6 +59,8 @@ impl Verb {
     pub const RESOLVE_ADDR: Verb = Verb("rdma_resolve_addr");
     /// `rdma_resolve_route`.
     pub const RESOLVE_ROUTE: Verb = Verb("rdma_resolve_route");
+    /// `rdma_accept`.
+    pub const ACCEPT: Verb = Verb("rdma_accept");
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let plain = text.strip_prefix("ibv_").unwrap_or(text);

@@ -84,12 +84,17 @@ pub fn zero_padded<const N: usize>(data: &[u8]) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// Returns the attribute ID: for messages of communication management the kind of message.
+pub fn attribute(mad: &Bytes) -> u16 {
+    u16::from_be_bytes(part(mad, ATTRIBUTE))
+}
+
 /// Returns the answer to a datagram that reads or sets an attribute of another class. Like a kernel
 /// without an agent for the class, QP 1 answers that it does not support the attribute. Returns
 /// `None` for all other datagrams, which get no answer.
 pub fn unsupported(mad: &Bytes) -> Option<Bytes> {
     let [version, class, _, method] = part(mad, 0);
-    let attribute = u16::from_be_bytes(part(mad, ATTRIBUTE));
+    let attribute = attribute(mad);
     let may_be_answered = match class {
         // Only QP 0 has these.
         SUBNET | SUBNET_DIRECTED => false,
@@ -123,7 +128,7 @@ pub(super) fn open(bytes: &[u8]) -> Result<(&Bytes, u16, Exchange), MadFault> {
     }
     let transaction = u64::from_be_bytes(part(bytes, TRANSACTION));
     let exchange = Exchange { transaction, id: word(bytes, ID) };
-    Ok((bytes, u16::from_be_bytes(part(bytes, ATTRIBUTE)), exchange))
+    Ok((bytes, attribute(bytes), exchange))
 }
 
 /// Writes the address header of a request at this offset.

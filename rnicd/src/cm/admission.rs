@@ -12,7 +12,7 @@ use rnic_abi::roce::mad::Exchange;
 use rnic_abi::types::{ListenerId, SessionId, Time};
 
 use super::startups::WaitsFor;
-use super::{ConnectionManager, Slot};
+use super::{ConnectionManager, Sender, Slot};
 
 /// A request of a peer.
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ impl ConnectionManager {
         let session = l.session;
         // If the program has decided this request, the reply was lost.
         if let Some(reply) = l.answers().and_then(|answers| answers.find(from, exchange)) {
-            self.send_message(to, from, reply, now);
+            self.send_message(Some(Sender { session, qp: None }), to, from, reply, now);
             return Err(NotAdmitted::Handled);
         }
         if self.draining {

@@ -178,6 +178,8 @@ pub enum CmEvent {
         /// The QP that was connected.
         qp: QpId,
     },
+    /// A message of a session, before it is sent. Only while messages are reported.
+    Message(Box<CmMessage>),
     /// A management datagram (MAD) to send between QP1 of two ports.
     Management {
         /// The device's own address.
@@ -187,6 +189,28 @@ pub enum CmEvent {
         /// The datagram.
         mad: Box<Mad>,
     },
+}
+
+/// A message of a session.
+#[derive(Debug)]
+pub struct CmMessage {
+    /// The session, and the QP if the message concerns one.
+    pub sender: Sender,
+    /// The device's own address.
+    pub from: IpAddr,
+    /// Address of the destination port.
+    pub to: IpAddr,
+    /// The message.
+    pub mad: Mad,
+}
+
+/// Session that sends a message, and the QP if the message concerns one.
+#[derive(Clone, Copy, Debug)]
+pub struct Sender {
+    /// The session.
+    pub session: SessionId,
+    /// The QP that connects, is connected, or has accepted.
+    pub qp: Option<QpId>,
 }
 
 /// Progress of a rejection.

@@ -49,7 +49,7 @@ use connect_failure::answer_refused;
 use connection::Connections;
 pub use connection::{RcAcceptParams, RcConnectParams};
 use deadlines::Deadlines;
-pub use event::{CmEvent, DirectEnd, Rejection};
+pub use event::{CmEvent, CmMessage, DirectEnd, Rejection, Sender};
 pub use listener::BindTo;
 use listener::Listener;
 pub use net::SocketBuffers;
@@ -90,6 +90,8 @@ pub struct ConnectionManager {
     quotas: Quotas,
     /// Rejects requests of peers.
     draining: bool,
+    /// Reports messages of sessions before they are sent.
+    reports_messages: bool,
     guesses: StagGuessLimiter,
     service: ServicePort,
     connections: Connections,
@@ -119,6 +121,7 @@ impl ConnectionManager {
             shedding: Shedding::new(),
             quotas: Quotas::default(),
             draining: false,
+            reports_messages: false,
             service: ServicePort::default(),
             connections: Connections::default(),
             scratch: Box::new([0; SCRATCH]),

@@ -15,6 +15,7 @@ use rnic_abi::types::{AddressPair, ListenerId, SessionId, Time};
 use rnic_core::engine::DatagramPort;
 use rustix::io::Errno;
 
+use super::event::{CmMessage, Sender};
 use super::listener::{BindTo, Listener, in_use, overlapping};
 use super::{CmEvent, ConnectionManager, Slot, net};
 use crate::system;
@@ -39,8 +40,32 @@ impl ConnectionManager {
         }
     }
 
+    /// Reports messages of sessions before they are sent, or no longer.
+    pub fn report_messages(&mut self, on: bool) {
+        self.reports_messages = on;
+    }
+
+    /// Sends a message of a session, or reports it to be sent with
+    /// [`pass_message`](Self::pass_message).
+    pub(super) fn send_message(
+        &mut self,
+        sender: Option<Sender>,
+        from: IpAddr,
+        to: IpAddr,
+        message: Bytes,
+        now: Time,
+    ) {
+        match sender.filter(|_| self.reports_messages) {
+            Some(sender) => {
+                let message = Box::new(CmMessage { sender, from, to, mad: message });
+                self.events.push_back(CmEvent::Message(message));
+            }
+            None => self.pass_message(from, to, message, now),
+        }
+    }
+
     /// Sends a message, in memory or as an event.
-    pub(super) fn send_message(&mut self, from: IpAddr, to: IpAddr, message: Bytes, now: Time) {
+    pub fn pass_message(&mut self, from: IpAddr, to: IpAddr, message: Bytes, now: Time) {
         if self.service.stays_local(from, to) {
             self.message_arrived(from, to, &message, now);
         } else {
@@ -56,17 +81,24 @@ impl ConnectionManager {
         match connection::parse(message) {
             Ok(message) => self.handle_connection(from, to, message, now),
             Err(fault) => match mad::unsupported(message) {
-                Some(answer) => self.send_unasked(to, from, answer, now),
+                Some(answer) => self.send_unasked(None, to, from, answer, now),
                 None => tracing::debug!(%from, "a management datagram was dropped: {fault}"),
             },
         }
     }
 
-    /// Answers a message that belongs to no connection and no request. Answers to other daemons are
+    /// Answers a message without effect on a connection or request. Answers to other daemons are
     /// rate-limited.
-    pub(super) fn send_unasked(&mut self, from: IpAddr, to: IpAddr, message: Bytes, now: Time) {
+    pub(super) fn send_unasked(
+        &mut self,
+        sender: Option<Sender>,
+        from: IpAddr,
+        to: IpAddr,
+        message: Bytes,
+        now: Time,
+    ) {
         if self.service.may_answer(from, to, now) {
-            self.send_message(from, to, message, now);
+            self.send_message(sender, from, to, message, now);
         }
     }
 

@@ -34,7 +34,7 @@ impl Manager {
                 self.workers.one(worker, EngineCommand::AdminDisconnect(qp));
             }
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
-                self.cm.cancel(qp);
+                self.cancel_startup(qp);
                 self.unreachable(qp, ConnectFailure::reset("ended by an administrator"));
             }
             QpPhase::Idle(_) | QpPhase::Leaving => {

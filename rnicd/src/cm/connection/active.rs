@@ -77,6 +77,7 @@ impl ConnectionManager {
         if reply.ids.exchange.transaction != c.ids.exchange.transaction || c.asked.is_some() {
             return;
         }
+        let sender = c.sender();
         match c.phase {
             Phase::Requesting if reply.qp.0 >= FIRST_QP => {
                 // None if the device has lost the address since the request.
@@ -84,7 +85,7 @@ impl ConnectionManager {
                 if let Some(other) = self.connections.by_peer.get(&(from, reply.qp)).copied() {
                     let ids = reply.ids.answered_by(reply.ids.receiver);
                     let reject = rejection(ids, Rejected::REPLY, Reason::STALE);
-                    self.send_message(to, from, reject.emit(), now);
+                    self.send_message(Some(sender), to, from, reject.emit(), now);
                     return self.report_stale(other);
                 }
                 c.ids.receiver = reply.ids.exchange.id;
@@ -100,11 +101,11 @@ impl ConnectionManager {
             }
             Phase::Replied => {
                 let delay = Delay { ids: c.ids, of: Rejected::REPLY, timeout: LONGEST_DELAY };
-                self.send_message(to, from, delay.emit(), now);
+                self.send_message(Some(sender), to, from, delay.emit(), now);
             }
             Phase::Established => {
                 let message = *c.message;
-                self.send_message(to, from, message, now);
+                self.send_message(Some(sender), to, from, message, now);
             }
             _ => {}
         }
@@ -127,11 +128,11 @@ impl ConnectionManager {
             Phase::Established if c.asked.is_some() => return Ok(()),
             _ => return Err(none()),
         }
-        let (addresses, message) = (c.addresses, c.ids.emit_ready());
+        let (sender, addresses, message) = (c.sender(), c.addresses, c.ids.emit_ready());
         *c.message = message;
         self.set_phase(key, Phase::Established);
         self.set_deadline(key, None);
-        self.send_message(addresses.local.ip(), addresses.peer.ip(), message, now);
+        self.send_message(Some(sender), addresses.local.ip(), addresses.peer.ip(), message, now);
         Ok(())
     }
 }

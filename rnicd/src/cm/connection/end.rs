@@ -53,9 +53,9 @@ impl ConnectionManager {
                     return;
                 };
                 let (local, peer) = (c.addresses.local.ip(), c.addresses.peer.ip());
-                let message = *c.message;
+                let (sender, message) = (c.sender(), *c.message);
                 self.end_connection(key, now);
-                self.send_message(local, peer, message, now);
+                self.send_message(Some(sender), local, peer, message, now);
             }
             Phase::Timewait => {}
         }
@@ -148,14 +148,18 @@ impl ConnectionManager {
         let slot = key.and_then(|key| self.slots.get(key)).map(|entry| &entry.slot);
         let has_begun = |c: &RcConnection| !matches!(c.phase, Phase::Requesting | Phase::Timewait);
         let ends = matches!(slot, Some(Slot::Rc(c)) if c.qp == qp && has_begun(c));
+        let sender = match slot {
+            Some(Slot::Rc(c)) => Some(c.sender()),
+            _ => None,
+        };
         let answer = ids.answered_by(ids.receiver).emit_disconnected();
         match key.filter(|_| ends) {
             Some(key) => {
                 self.end_connection(key, now);
                 self.events.push_back(CmEvent::RcDisconnected { qp });
-                self.send_message(to, from, answer, now);
+                self.send_message(sender, to, from, answer, now);
             }
-            None => self.send_unasked(to, from, answer, now),
+            None => self.send_unasked(sender, to, from, answer, now),
         }
     }
 

@@ -101,10 +101,10 @@ impl ConnectionManager {
             return;
         };
         c.delayed = false;
-        let (addresses, message) = (c.addresses, *c.message);
+        let (sender, addresses, message) = (c.sender(), c.addresses, *c.message);
         // Before it is sent: the answer of a peer in this daemon arrives at once.
         self.set_deadline(key, Some(now.after(RESPONSE)));
-        self.send_message(addresses.local.ip(), addresses.peer.ip(), message, now);
+        self.send_message(Some(sender), addresses.local.ip(), addresses.peer.ip(), message, now);
     }
 
     /// Ends an attempt and tells the peer.
@@ -118,8 +118,9 @@ impl ConnectionManager {
         };
         let reject = rejection(c.ids, of, reason);
         let AddressPair { local, peer } = c.addresses;
+        let sender = c.sender();
         self.end_connection(key, now);
-        self.send_message(local.ip(), peer.ip(), reject.emit(), now);
+        self.send_message(Some(sender), local.ip(), peer.ip(), reject.emit(), now);
     }
 
     /// Returns the slot of the connection that a message of the peer belongs to.

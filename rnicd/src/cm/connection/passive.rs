@@ -70,11 +70,11 @@ impl ConnectionManager {
 
     /// Answers a repeated request as before, or asks for more time.
     fn handle_repeated_request(&mut self, key: usize, now: Time) {
-        let (from, to, message) = match self.slots.get(key).map(|entry| &entry.slot) {
+        let (sender, from, to, message) = match self.slots.get(key).map(|entry| &entry.slot) {
             Some(Slot::RcRequest(asked)) => {
                 let delay =
                     Delay { ids: asked.ids(), of: Rejected::REQUEST, timeout: LONGEST_DELAY };
-                (asked.from(), asked.asked.to, delay.emit())
+                (asked.sender(), asked.from(), asked.asked.to, delay.emit())
             }
             Some(Slot::Rc(c)) => {
                 let message = match c.phase {
@@ -82,11 +82,11 @@ impl ConnectionManager {
                     Phase::Timewait => rejection(c.ids, Rejected::REQUEST, Reason::STALE).emit(),
                     _ => return,
                 };
-                (c.addresses.peer.ip(), c.addresses.local.ip(), message)
+                (c.sender(), c.addresses.peer.ip(), c.addresses.local.ip(), message)
             }
             _ => return,
         };
-        self.send_message(to, from, message, now);
+        self.send_message(Some(sender), to, from, message, now);
     }
 
     /// Returns the index of the requested GID and the path MTU, or the reason for a rejection.
@@ -122,7 +122,7 @@ impl ConnectionManager {
         let Exchange { transaction, id } = asked.exchange;
         let ids = Ids { exchange: Exchange { transaction, id: 0 }, receiver: id };
         let reject = rejection(ids, Rejected::REQUEST, reason);
-        self.send_unasked(to, from, reject.emit(), now);
+        self.send_unasked(None, to, from, reject.emit(), now);
     }
 
     /// Accepts an undecided request (REP). An event follows.
@@ -203,7 +203,7 @@ impl ConnectionManager {
                 answers.keep(from, asked.asked.exchange, &message);
             }
         }
-        self.send_message(asked.asked.to, from, message, now);
+        self.send_message(Some(asked.sender()), asked.asked.to, from, message, now);
         Ok(())
     }
 
@@ -212,9 +212,9 @@ impl ConnectionManager {
         let Some(Slot::RcRequest(asked)) = self.slots.get(key).map(|entry| &entry.slot) else {
             return;
         };
-        let (from, to) = (asked.from(), asked.asked.to);
+        let (sender, from, to) = (asked.sender(), asked.from(), asked.asked.to);
         if let Some(message) = self.end_rc_request(key, "the deadline passed") {
-            self.send_message(to, from, message, now);
+            self.send_message(Some(sender), to, from, message, now);
         }
     }
 

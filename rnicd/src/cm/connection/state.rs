@@ -9,6 +9,8 @@ use rnic_abi::roce::connection::{Ids, Request, Service};
 use rnic_abi::roce::mad::{Bytes, Exchange};
 use rnic_abi::types::{AddressPair, ListenerId, QpId, RequestId, SessionId};
 
+use crate::cm::Sender;
+
 /// Parameters of a connection request.
 #[derive(Clone, Debug)]
 pub struct RcConnectParams {
@@ -114,6 +116,11 @@ pub struct RcRequest {
 }
 
 impl RcRequest {
+    /// Returns the sender of messages about the request, which concern no QP yet.
+    pub(super) fn sender(&self) -> Sender {
+        Sender { session: self.session, qp: None }
+    }
+
     /// Returns the requester's address.
     pub(super) fn from(&self) -> IpAddr {
         self.asked.from.ip()
@@ -153,6 +160,11 @@ pub struct RcConnection {
 }
 
 impl RcConnection {
+    /// Returns the sender of this end's messages.
+    pub(super) fn sender(&self) -> Sender {
+        Sender { session: self.session, qp: Some(self.qp) }
+    }
+
     /// Returns the own and the peer's address.
     pub(in crate::cm) fn ends(&self) -> (IpAddr, IpAddr) {
         (self.addresses.local.ip(), self.addresses.peer.ip())

@@ -12,7 +12,7 @@ use rnic_abi::types::{AddressPair, QpId, Time};
 
 use super::server::too_long;
 use super::state::SidrResolution;
-use crate::cm::{CmEvent, ConnectFailure, ConnectParams, ConnectionManager, Slot};
+use crate::cm::{CmEvent, ConnectFailure, ConnectParams, ConnectionManager, Sender, Slot};
 use crate::config::Span;
 
 impl ConnectionManager {
@@ -73,8 +73,9 @@ impl ConnectionManager {
         asking.pause = (asking.pause * 2).min(MAX_PAUSE);
         let AddressPair { local, peer } = asking.addresses;
         let request = *asking.request;
+        let sender = Sender { session: asking.session, qp: Some(asking.qp) };
         self.set_deadline(key, Some(at));
-        self.send_message(local.ip(), peer.ip(), request, now);
+        self.send_message(Some(sender), local.ip(), peer.ip(), request, now);
     }
 
     /// Handles a SIDR reply. A reply that matches no request is ignored.

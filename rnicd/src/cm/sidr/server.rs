@@ -13,7 +13,7 @@ use rnic_abi::types::{AddressPair, QpId, RequestId, Time};
 
 use super::state::SidrRequest;
 use crate::cm::admission::{Asked, NotAdmitted};
-use crate::cm::{CmEvent, ConnectionManager, Slot};
+use crate::cm::{CmEvent, ConnectionManager, Sender, Slot};
 
 impl ConnectionManager {
     /// Returns true if a request asks for a UD QP.
@@ -79,7 +79,7 @@ impl ConnectionManager {
     ) {
         if self.service.may_answer(to, from, now) {
             let reply = rejection(request.exchange, request.service, status);
-            self.send_message(to, from, reply.emit(), now);
+            self.send_message(None, to, from, reply.emit(), now);
         }
     }
 
@@ -136,7 +136,8 @@ impl ConnectionManager {
                 answers.keep(asked.from, asked.exchange, &bytes);
             }
         }
-        self.send_message(asked.to, asked.from, bytes, now);
+        let sender = Sender { session: asked.session, qp: None };
+        self.send_message(Some(sender), asked.to, asked.from, bytes, now);
     }
 }
 

@@ -40,14 +40,7 @@ impl Manager {
             self.faults.are_stale = true;
         }
         self.refresh_stale_faults();
-        while let Some(entry) = self.faults.events.first_entry()
-            && entry.key().0 <= now
-        {
-            let (session, event) = entry.remove();
-            if let Some(session) = self.sessions.get(&session) {
-                session.tell(&event);
-            }
-        }
+        self.run_delayed(now);
     }
 
     /// Handles a rule that a worker has evaluated.

@@ -9,8 +9,11 @@
 mod calls;
 mod changes;
 mod effects;
+mod later;
+mod messages;
 mod qps;
 mod queues;
+pub(super) mod replies;
 mod requests;
 pub(super) mod told;
 mod verbs;
@@ -18,15 +21,17 @@ mod verbs;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
-use rnic_abi::abi::control::Event;
-use rnic_abi::faults::FaultName;
+use rnic_abi::faults::{FaultName, FaultRule, Point};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 use rnic_core::engine::EmulatedLink;
 
+use crate::cm::AcceptParams;
 use crate::resource::ledger::Charge;
 use crate::resource::session::Session;
 pub(super) use changes::Viewer;
+use later::Later;
+use replies::HeldReply;
 use told::LinkKey;
 
 /// The rules in force, and their timers.
@@ -37,8 +42,12 @@ pub(super) struct FaultRules {
     last: u64,
     /// Rules with a timer, by time.
     due: BTreeSet<(Time, u64)>,
-    /// Events to be delivered later, by time and an order number.
-    events: BTreeMap<(Time, u64), (SessionId, Event)>,
+    /// Delayed actions of sessions, by time and an order number.
+    later: BTreeMap<(Time, u64), (SessionId, Later)>,
+    /// Accepts that are carried out later or never, by request.
+    accepts: HashMap<RequestId, AcceptParams>,
+    /// Reply that a rule holds back, until the request in progress is carried out.
+    pub(super) held_reply: Option<HeldReply>,
     /// Rules of which workers have reported an occasion. They may report more in the next round of
     /// the control thread, so that no rule keeps it busy.
     reported: Vec<Arc<ArmedFault>>,
@@ -84,6 +93,12 @@ impl Rule {
             && self.armed.rule.select.selects_program(client.pid, &client.command)
     }
 
+    /// Returns true if the rule may concern messages of the connection manager.
+    fn concerns_messages(&self) -> bool {
+        let FaultRule { action, point, .. } = &self.armed.rule;
+        *point == Point::CmMessage || action.holds_reply()
+    }
+
     fn name(&self) -> FaultName {
         self.armed.name
     }
@@ -93,9 +108,9 @@ impl FaultRules {
     /// Returns the earliest time at which something is due.
     fn next(&self) -> Option<Time> {
         let rule = self.due.first().map(|(at, _)| *at);
-        let event = self.events.keys().next().map(|(at, _)| *at);
+        let later = self.later.keys().next().map(|(at, _)| *at);
         let report = (!self.reported.is_empty()).then_some(Time(0));
-        rule.into_iter().chain(event).chain(report).min()
+        rule.into_iter().chain(later).chain(report).min()
     }
 
     /// Returns the number of faults so far.

@@ -58,6 +58,7 @@ impl Manager {
         if !std::mem::take(&mut self.faults.are_stale) {
             return self.release_requests();
         }
+        self.cm.report_messages(self.faults.rules.values().any(Rule::concerns_messages));
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         for id in ids {
             let rules = self.rules_of(id);

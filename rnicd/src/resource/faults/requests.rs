@@ -146,7 +146,7 @@ impl Manager {
         for number in numbers {
             self.clear_fault(number, now);
         }
-        self.faults.events.retain(|_, (session, _)| *session != id);
+        self.end_delayed(id, now);
     }
 
     /// Returns the rules that the session's user has set, or that all users have.

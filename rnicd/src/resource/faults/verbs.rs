@@ -5,6 +5,8 @@ use rnic_abi::faults::{Action, FaultRule, Point, Selector, Verb};
 use rnic_abi::types::*;
 use rnic_core::engine::rule_of_fault;
 
+use super::later::Later;
+use super::replies::HeldReply;
 use crate::resource::Manager;
 use crate::resource::answer::{Outcome, Refused};
 
@@ -16,6 +18,7 @@ impl Manager {
         asked: &RequestInfo,
         now: Time,
     ) -> Option<Result<Outcome, Refused>> {
+        self.faults.held_reply = None;
         if self.faults.rules.is_empty() {
             return None;
         }
@@ -23,7 +26,7 @@ impl Manager {
         let session = self.sessions.get(&id)?;
         let object = asked.qp.and_then(|qp| Some((qp, session.qps.get(&qp)?)));
         let selects = |rule: &super::Rule| {
-            let FaultRule { select, point, .. } = &rule.armed.rule;
+            let FaultRule { select, action, point, .. } = &rule.armed.rule;
             let Selector { pd, qp, verb: only, .. } = select;
             if *point != Point::Verb || !rule.selects(session) {
                 return false;
@@ -32,6 +35,7 @@ impl Manager {
                 return *only == Some(verb) && self.selects_call(select, session, call);
             }
             only.is_none_or(|only| only == verb)
+                && (!action.holds_reply() || object.is_some_and(|(_, qp)| qp.kind != QpType::Ud))
                 && pd.is_none_or(|pd| asked.pd == Some(PdId(pd)))
                 && qp.is_none_or(|qp| asked.qp == Some(QpId(qp)))
                 && object.is_none_or(|(qp, object)| {
@@ -43,6 +47,7 @@ impl Manager {
         let struck: Vec<_> =
             struck.map(|(number, rule)| (*number, rule.name(), rule.armed.rule.action)).collect();
         let mut answer = None;
+        let mut held = None;
         for (number, name, action) in struck {
             match action {
                 Action::Fail { errno } => {
@@ -61,7 +66,7 @@ impl Manager {
                     let by = if let Action::Unreachable { by, .. } = action { by } else { ZERO };
                     if let Some(event) = event {
                         self.record_fault(id, name, Some(qp), "a connection request failed", now);
-                        self.tell_later(now.after(by), id, event);
+                        self.delay(now.after(by), id, Later::Event(event), now);
                         answer = Some(Ok(ReplyBody::Done.into()));
                     }
                 }
@@ -73,13 +78,16 @@ impl Manager {
                     {
                         self.record_fault(id, name, None, "a resolution failed", now);
                         let event = Event::ResolutionFailed { context, errno };
-                        self.tell_later(now.after(by), id, event);
+                        self.delay(now.after(by), id, Later::Event(event), now);
                         answer = Some(Ok(ReplyBody::EventFollows.into()));
                     }
                 }
+                Action::LateReply { by } => held = Some((number, name, Some(by))),
+                Action::NoReply => held = Some((number, name, None)),
                 _ => self.take_effect(number, Some((id, asked.qp)), now),
             }
         }
+        self.faults.held_reply = held.map(|(rule, name, by)| HeldReply { rule, name, by });
         answer
     }
 
@@ -99,22 +107,8 @@ impl Manager {
             _ => return None,
         })
     }
-
-    /// Sends an event later, or at once if many events of the session are delayed.
-    fn tell_later(&mut self, at: Time, session: SessionId, event: Event) {
-        let delayed = self.faults.events.values().filter(|(of, _)| *of == session).count();
-        if delayed >= MAX_DELAYED
-            && let Some(session) = self.sessions.get(&session)
-        {
-            return session.tell(&event);
-        }
-        self.faults.last += 1;
-        self.faults.events.insert((at, self.faults.last), (session, event));
-    }
 }
 
-/// Maximum number of delayed events of a session.
-const MAX_DELAYED: usize = 64;
 const ZERO: std::time::Duration = std::time::Duration::ZERO;
 /// Length of the private data of a rejection (IBTA specification, volume 1, section 12.6.7).
 const REJ_DATA: usize = 148;

@@ -80,6 +80,7 @@ impl Manager {
     ) -> Answer {
         let request = params.request;
         let qp = params.qp;
+        let held = self.faults.held_reply.take();
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
         if self.cm.is_for_ud(request) {
@@ -87,7 +88,7 @@ impl Manager {
         }
         session.qp(qp)?.refuse_unless_idle(qp)?;
         let reads = self.charge_reads(id, &mut params.ird, &mut params.ord)?;
-        self.cm.accept(params, now)?;
+        self.accept_by_rules(id, params, held, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
         self.hold(id, qp, reads, QpPhase::Accepting);
         Outcome::done()
@@ -135,7 +136,7 @@ impl Manager {
                 self.workers.one(worker, EngineCommand::Disconnect(qp, mode));
             }
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
-                self.cm.cancel(qp);
+                self.cancel_startup(qp);
                 self.unreachable(qp, ConnectFailure::reset("cancelled by this side"));
             }
             QpPhase::Idle(_) | QpPhase::Leaving => {
@@ -182,6 +183,9 @@ impl Manager {
                 if self.is_rendezvous(listener) {
                     return self.withdrawn(request);
                 }
+                if self.held_accept_withdrawn(request, &reason) {
+                    return;
+                }
                 let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
                 let Ok(session) = find(&mut self.sessions, owner) else { return };
                 let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
@@ -217,6 +221,7 @@ impl Manager {
             | CmEvent::RcUnreachable { .. }
             | CmEvent::RcDisconnected { .. } => self.handle_rc_event(event),
             CmEvent::RcStale { qp, remote_qp, peer } => self.end_stale(qp, remote_qp, peer),
+            CmEvent::Message(message) => self.send_by_rules(message),
             CmEvent::Management { from, to, mad } => self.send_management(from, to, &mad),
             CmEvent::Rejected { qp, .. } | CmEvent::Unreachable { qp, .. } if self.is_ud(qp) => {
                 self.handle_resolution(event);

@@ -25,6 +25,7 @@ use rnic_core::device::{Cq, QpShared, Srq};
 use rnic_core::engine::QpConfig;
 
 use crate::resource::domain::{Membership, UseOfPd};
+use crate::resource::faults::replies::HeldReply;
 use crate::resource::faults::told::QpFaults;
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
@@ -63,6 +64,8 @@ pub struct Qp {
     pub reads: Option<Reads>,
     /// Fault rules of the QP.
     pub faults: QpFaults,
+    /// A rule holds back the REP with which the QP accepts a connection.
+    pub held_reply: Option<HeldReply>,
     /// Membership in a named domain.
     pub membership: Option<Membership>,
     _uses: QpUses,

@@ -66,6 +66,7 @@ impl Manager {
         now: Time,
     ) -> Answer {
         let (request, qp) = (params.request, params.qp);
+        let held = self.faults.held_reply.take();
         check_offer(&params.offer)?;
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
@@ -73,6 +74,7 @@ impl Manager {
         let kind = service_of(qp, object)?;
         params.kind = (object.kind != QpType::Ud).then_some(kind);
         self.cm.accept_rc(params, now)?;
+        self.hold_rep(qp, held);
         find(&mut self.sessions, id)?.requests.remove(&request);
         Outcome::done()
     }

@@ -97,6 +97,7 @@ impl Manager {
             datagrams: None,
             rejected: None,
             faults: QpFaults::default(),
+            held_reply: None,
             connection: None,
             reads: None,
             membership,
@@ -145,7 +146,7 @@ impl Manager {
         match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
             QpPhase::Idle(config) => Some(self.attach_in_error(id, config)),
             QpPhase::Connecting(config) | QpPhase::Accepting(config) => {
-                self.cm.cancel(qp);
+                self.cancel_startup(qp);
                 Some(self.attach_in_error(id, config))
             }
             phase => {
@@ -183,7 +184,7 @@ impl Manager {
                 self.pending.insert(ticket, Pending::DestroyQp { session: id, qp });
                 return Outcome::later();
             }
-            QpPhase::Connecting(_) | QpPhase::Accepting(_) => self.cm.cancel(qp),
+            QpPhase::Connecting(_) | QpPhase::Accepting(_) => self.cancel_startup(qp),
             QpPhase::Idle(_) | QpPhase::Leaving => {}
         }
         self.qp_gone(id, qp);

@@ -1,0 +1,65 @@
+//! Actions that rules have delayed: events, messages of the connection manager, and accepts.
+
+use rnic_abi::abi::control::Event;
+use rnic_abi::types::*;
+
+use crate::cm::CmMessage;
+use crate::resource::Manager;
+
+/// A delayed action of a session.
+pub(super) enum Later {
+    /// Delivers an event to the session.
+    Event(Event),
+    /// Sends a message.
+    Message(Box<CmMessage>),
+    /// Accepts a connection request.
+    Accept(RequestId),
+}
+
+impl Manager {
+    /// Carries out an action later. Events and messages are sent at once if many actions of the
+    /// session are delayed or the session ends; accepts are as few as its QPs.
+    pub(super) fn delay(&mut self, at: Time, session: SessionId, what: Later, now: Time) {
+        let delayed = self.faults.later.values().filter(|(of, _)| *of == session).count();
+        let is_accept = matches!(what, Later::Accept(_));
+        if !is_accept && (delayed >= MAX_DELAYED || !self.sessions.contains_key(&session)) {
+            return self.carry_out(session, what, now);
+        }
+        self.faults.last += 1;
+        self.faults.later.insert((at, self.faults.last), (session, what));
+    }
+
+    /// Carries out the delayed actions that are due.
+    pub(super) fn run_delayed(&mut self, now: Time) {
+        while let Some(entry) = self.faults.later.first_entry()
+            && entry.key().0 <= now
+        {
+            let (session, what) = entry.remove();
+            self.carry_out(session, what, now);
+        }
+    }
+
+    /// Drops the delayed actions of a session that ends. Its messages are sent at once.
+    pub(super) fn end_delayed(&mut self, session: SessionId, now: Time) {
+        let of_session = self.faults.later.extract_if(.., |_, (of, _)| *of == session);
+        for (_, (_, what)) in of_session.collect::<Vec<_>>() {
+            if let Later::Message(_) = what {
+                self.carry_out(session, what, now);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, session: SessionId, what: Later, now: Time) {
+        match what {
+            Later::Event(event) => self.tell(session, &event),
+            Later::Message(message) => {
+                let CmMessage { from, to, mad, .. } = *message;
+                self.cm.pass_message(from, to, mad, now);
+            }
+            Later::Accept(request) => self.end_held_accept(request, now),
+        }
+    }
+}
+
+/// Maximum number of delayed actions of a session, except accepts.
+const MAX_DELAYED: usize = 64;

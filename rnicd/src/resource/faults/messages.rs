@@ -1,0 +1,88 @@
+//! Rules of messages that the connection manager of the RoCE device sends.
+
+use rnic_abi::faults::{Action, FaultName, FaultRule, MessageEffect, MessageKind, Point, Selector};
+use rnic_abi::roce::mad;
+use rnic_abi::types::*;
+
+use super::Rule;
+use super::later::Later;
+use crate::clock;
+use crate::cm::{CmMessage, Sender};
+use crate::resource::Manager;
+use crate::resource::session::Session;
+
+impl Manager {
+    /// Sends a message as the rules of its session require.
+    pub(in crate::resource) fn send_by_rules(&mut self, message: Box<CmMessage>) {
+        let now = clock::now();
+        let Some((name, kind, effect)) = self.message_effect(&message, now) else {
+            return self.pass(&message, now);
+        };
+        let Sender { session, qp } = message.sender;
+        let kind = kind.name();
+        let text = match effect {
+            MessageEffect::Drop => format!("{kind} was not sent"),
+            MessageEffect::Duplicate { .. } => format!("{kind} was sent twice"),
+            MessageEffect::Delay { by } => format!("{kind} was delayed by {by:?}"),
+        };
+        self.record_fault(session, name, qp, &text, now);
+        match effect {
+            MessageEffect::Drop => {}
+            MessageEffect::Duplicate { by } => {
+                self.pass(&message, now);
+                self.delay(now.after(by), session, Later::Message(message), now);
+            }
+            MessageEffect::Delay { by } => {
+                self.delay(now.after(by), session, Later::Message(message), now);
+            }
+        }
+    }
+
+    fn pass(&mut self, message: &CmMessage, now: Time) {
+        let CmMessage { from, to, mad, .. } = *message;
+        self.cm.pass_message(from, to, mad, now);
+    }
+
+    /// Returns the effect of the first rule that takes effect on a message, with its name.
+    fn message_effect(
+        &self,
+        message: &CmMessage,
+        now: Time,
+    ) -> Option<(FaultName, MessageKind, MessageEffect)> {
+        let sent = MessageKind::of_attribute(mad::attribute(&message.mad))?;
+        let Sender { session: id, qp } = message.sender;
+        let session = self.sessions.get(&id).or_else(|| self.leaving.get(&id))?;
+        if let Some((name, effect)) = self.held_reply(session, qp, sent) {
+            return Some((name, sent, effect));
+        }
+        let selects = |rule: &Rule| {
+            let FaultRule { select, action, point, .. } = &rule.armed.rule;
+            let Action::CmMessage { kind, effect } = *action else { return None };
+            let selected = *point == Point::CmMessage
+                && kind.is_none_or(|kind| kind == sent)
+                && rule.selects(session)
+                && self.selects_message(select, session, message)
+                && rule.armed.strikes(now);
+            selected.then_some((rule.name(), sent, effect))
+        };
+        self.faults.rules.values().find_map(selects)
+    }
+
+    /// Returns true if a rule that selects the session of a message selects the message. A message
+    /// about no QP belongs to none.
+    fn selects_message(&self, select: &Selector, session: &Session, message: &CmMessage) -> bool {
+        let CmMessage { sender, from, to, .. } = message;
+        let Selector { device, pd, qp: only, cq, peer, .. } = select;
+        let is = |wanted: &Option<u32>, number: u32| wanted.is_none_or(|wanted| wanted == number);
+        let object = sender.qp.and_then(|id| Some((id, session.qps.get(&id)?)));
+        let of_qp = match object {
+            Some((id, qp)) => {
+                is(only, id.0) && is(pd, qp.pd.0) && (is(cq, qp.send_cq.0) || is(cq, qp.recv_cq.0))
+            }
+            None => only.is_none() && pd.is_none() && cq.is_none(),
+        };
+        let of_device =
+            |device: &String| self.gids_of(device).iter().any(|r| r.gid == (*from).into());
+        of_qp && peer.is_none_or(|peer| peer == *to) && device.as_ref().is_none_or(of_device)
+    }
+}

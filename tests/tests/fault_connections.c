@@ -1,0 +1,134 @@
+// One end of a connection of rdma_cm under fault rules. Each argument is a step:
+//
+//   listen IP       listens at a port that it prints
+//   ask IP PORT     resolves the address and asks to connect
+//   accept          accepts the request of the last event
+//   event           prints the next event with its status
+//   silent          checks that no event is pending
+//   send            posts a Send
+//   wc, receive     prints the status of the next completion of a Send or receive
+//   disconnect      ends the connection
+//   exit            ends the program without a farewell
+//   input           prints "ready" and waits for a line from standard input
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "rdma_cm.h"
+
+enum { RECEIVES = 2 };
+
+static struct rdma_cm_id *listener, *id;
+static struct ibv_mr *mr;
+static char memory[64];
+
+static struct rdma_cm_id *new_id(void)
+{
+    struct rdma_cm_id *made;
+    check(!rdma_create_id(events, &made, NULL, RDMA_PS_TCP));
+    return made;
+}
+
+static struct sockaddr_in address_of(const char *ip, int port)
+{
+    struct sockaddr_in address = ipv4(0, htons(port));
+    check(inet_pton(AF_INET, ip, &address.sin_addr) == 1);
+    return address;
+}
+
+static void furnish(void)
+{
+    struct ibv_qp_init_attr wanted = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+    check(!rdma_create_qp(id, NULL, &wanted));
+    check((mr = rdma_reg_msgs(id, memory, sizeof memory)) != NULL);
+    for (int n = 0; n < RECEIVES; n++)
+        check(!rdma_post_recv(id, NULL, memory, sizeof memory, mr));
+}
+
+static void listens(const char *ip)
+{
+    listener = new_id();
+    struct sockaddr_in address = address_of(ip, 0);
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address) && !rdma_listen(listener, 4));
+    printf("port %d\n", ntohs(rdma_get_src_port(listener)));
+}
+
+static void ask(const char *ip, const char *port)
+{
+    id = new_id();
+    struct sockaddr_in address = address_of(ip, atoi(port));
+    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
+    expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
+    check(!rdma_resolve_route(id, 2000));
+    expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    furnish();
+    struct rdma_conn_param parameters = {.retry_count = 7, .rnr_retry_count = 7};
+    check(!rdma_connect(id, &parameters));
+}
+
+static void event(void)
+{
+    struct rdma_cm_event *found;
+    check(!rdma_get_cm_event(events, &found));
+    printf("%s %d\n", rdma_event_str(found->event), found->status);
+    if (found->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+        check(!id);
+        id = found->id;
+        furnish();
+    }
+    check(!rdma_ack_cm_event(found));
+}
+
+static void silent(void)
+{
+    struct pollfd fd = {.fd = events->fd, .events = POLLIN};
+    check(poll(&fd, 1, 0) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    check((events = rdma_create_event_channel()) != NULL);
+    for (char **step = argv + 1; *step; step++) {
+        struct ibv_wc wc;
+        if (!strcmp(*step, "listen")) {
+            listens(*++step);
+        } else if (!strcmp(*step, "ask")) {
+            ask(step[1], step[2]);
+            step += 2;
+        } else if (!strcmp(*step, "accept")) {
+            check(!rdma_accept(id, NULL));
+        } else if (!strcmp(*step, "event")) {
+            event();
+        } else if (!strcmp(*step, "silent")) {
+            silent();
+        } else if (!strcmp(*step, "send")) {
+            check(!rdma_post_send(id, NULL, memory, 1, mr, IBV_SEND_SIGNALED));
+        } else if (!strcmp(*step, "wc")) {
+            check(rdma_get_send_comp(id, &wc) == 1);
+            printf("wc %d\n", wc.status);
+        } else if (!strcmp(*step, "receive")) {
+            check(rdma_get_recv_comp(id, &wc) == 1);
+            printf("receive %d\n", wc.status);
+        } else if (!strcmp(*step, "disconnect")) {
+            check(!rdma_disconnect(id));
+        } else if (!strcmp(*step, "exit")) {
+            _exit(0);
+        } else if (!strcmp(*step, "input")) {
+            char line[64];
+            puts("ready");
+            check(fgets(line, sizeof line, stdin) != NULL);
+        } else {
+            printf("unknown step %s\n", *step);
+            return 1;
+        }
+    }
+    if (id) {
+        check(!rdma_dereg_mr(mr));
+        rdma_destroy_qp(id);
+        check(!rdma_destroy_id(id));
+    }
+    check(!listener || !rdma_destroy_id(listener));
+    rdma_destroy_event_channel(events);
+    return 0;
+}

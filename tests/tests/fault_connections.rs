@@ -1,0 +1,303 @@
+//! Fault rules of connections, as programs of librdmacm meet them: replies that are late or
+//! missing, messages of the connection manager, and streams that end inside an FPDU.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use rnic_tests::{Daemon, PATHS, Process, built, on_path, ports, verbs};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Names of the devices.
+const IWARP: &str = "rnicd0";
+const ROCE: &str = "rnicd1";
+
+/// Events with their status.
+const REQUEST: &str = "RDMA_CM_EVENT_CONNECT_REQUEST 0";
+const ESTABLISHED: &str = "RDMA_CM_EVENT_ESTABLISHED 0";
+const DISCONNECTED: &str = "RDMA_CM_EVENT_DISCONNECTED 0";
+const TIMEWAIT_EXIT: &str = "RDMA_CM_EVENT_TIMEWAIT_EXIT 0";
+const TIMED_OUT: &str = "RDMA_CM_EVENT_UNREACHABLE -110";
+
+/// The daemons of both ends, which are the same or two.
+struct Rig {
+    passive: Daemon,
+    active: Option<Daemon>,
+    /// Address of the passive end.
+    at: &'static str,
+    device: &'static str,
+    program: PathBuf,
+    _scratch: TempDir,
+}
+
+impl Rig {
+    /// Starts one daemon. Returns `None` without a C compiler.
+    fn one(device: &'static str, config: &str) -> Option<Rig> {
+        let scratch = tempfile::tempdir().unwrap();
+        let program = verbs::program("tests/fault_connections.c", scratch.path())?;
+        let port = ports::unused_port();
+        let passive = Daemon::start(&format!("{config}[wired]\nport = {port}\n"));
+        let at = "127.0.0.1";
+        Some(Rig { passive, active: None, at, device, program, _scratch: scratch })
+    }
+
+    /// Starts two daemons with an address each.
+    fn two(device: &'static str, config: &str) -> Option<Rig> {
+        let scratch = tempfile::tempdir().unwrap();
+        let program = verbs::program("tests/fault_connections.c", scratch.path())?;
+        let port = ports::unused_port();
+        let start = |ip: &str| {
+            let own = format!("[device]\naddresses = [\"{ip}\"]\n[wired]\nport = {port}\n");
+            Daemon::start(&format!("{config}{own}"))
+        };
+        let at = "127.0.0.2";
+        let passive = start(at);
+        let active = Some(start("127.0.0.1"));
+        Some(Rig { passive, active, at, device, program, _scratch: scratch })
+    }
+
+    fn start(&self, daemon: &Daemon, rules: &str, steps: &[&str]) -> Process {
+        let mut command = verbs::command(&self.program, daemon);
+        command.args(steps).env("RNIC_FAULTS", rules).env("RNIC_DEVICES", self.device);
+        Process::start(command)
+    }
+
+    /// Starts the passive end, under rules of its own. Returns it with its port.
+    fn listens(&self, rules: &str, steps: &[&str]) -> (Process, String) {
+        let mut end = self.start(&self.passive, rules, &[&["listen", self.at], steps].concat());
+        let port = end.line_after("port ");
+        (end, port)
+    }
+
+    fn asks(&self, port: &str, rules: &str, steps: &[&str]) -> Process {
+        let daemon = self.active.as_ref().unwrap_or(&self.passive);
+        self.start(daemon, rules, &[&["ask", self.at, port], steps].concat())
+    }
+
+    /// Checks that neither daemon has kept anything.
+    fn is_empty(&self) {
+        for daemon in [Some(&self.passive), self.active.as_ref()].into_iter().flatten() {
+            daemon.is_empty();
+        }
+    }
+}
+
+/// Runs `rnicctl` on a daemon.
+fn rnicctl(daemon: &Daemon, args: &[&str]) -> Value {
+    let mut command = Command::new(built::program("rnicctl"));
+    let output = command.args(args).arg("--socket").arg(daemon.socket()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+/// Returns the texts of the records that name a fault.
+fn log_of(daemon: &Daemon, fault: &str) -> Vec<String> {
+    let log = rnicctl(daemon, &["fault", "log", "--json"]);
+    let rule = format!("injected by fault {fault}");
+    let of_fault = log.as_array().unwrap().iter().filter(|record| record["rule"] == rule.as_str());
+    of_fault.map(|record| record["text"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Returns one daemon for each path, and a pair of daemons.
+fn rigs(device: &'static str, config: &str) -> Vec<Rig> {
+    let one = PATHS.into_iter().map(|path| Rig::one(device, &format!("{}{config}", on_path(path))));
+    one.chain([Rig::two(device, config)]).flatten().collect()
+}
+
+/// Returns the lines of a passive end after its port.
+fn lines_of(passive: Process) -> Vec<String> {
+    passive.succeed().split_off(1)
+}
+
+/// Steps of both ends: one Send, and the active end disconnects.
+const PASSIVE: [&str; 6] = ["event", "accept", "event", "receive", "event", "event"];
+const ACTIVE: [&str; 6] = ["event", "send", "wc", "disconnect", "event", "event"];
+/// What they see on the RoCE device.
+const SEEN_BY_PASSIVE: [&str; 5] = [REQUEST, ESTABLISHED, "receive 0", DISCONNECTED, TIMEWAIT_EXIT];
+const SEEN_BY_ACTIVE: [&str; 4] = [ESTABLISHED, "wc 0", DISCONNECTED, TIMEWAIT_EXIT];
+
+/// Connects both ends under rules on the RoCE device. They see what they see without rules.
+fn connect_under(rig: &Rig, of_active: &str, of_passive: &str) {
+    let (passive, port) = rig.listens(of_passive, &[&PASSIVE[..], &["silent"]].concat());
+    let active = rig.asks(&port, of_active, &[&ACTIVE[..], &["silent"]].concat());
+    let which = format!("{of_active}, {of_passive}");
+    assert_eq!(active.succeed(), SEEN_BY_ACTIVE, "{which}");
+    assert_eq!(lines_of(passive), SEEN_BY_PASSIVE, "{which}");
+    rig.is_empty();
+}
+
+#[test]
+fn a_late_reply_establishes_the_connection() {
+    for device in [IWARP, ROCE] {
+        for rig in rigs(device, "") {
+            let steps = ["event", "accept", "event", "receive", "event"];
+            let (passive, port) = rig.listens("do=late-reply by=50ms name=late", &steps);
+            let active = rig.asks(&port, "", &["event", "send", "wc", "disconnect", "event"]);
+            assert_eq!(active.succeed(), [ESTABLISHED, "wc 0", DISCONNECTED], "{device}");
+            let seen = [REQUEST, ESTABLISHED, "receive 0", DISCONNECTED];
+            assert_eq!(lines_of(passive), seen, "{device}");
+            assert_eq!(log_of(&rig.passive, "late").len(), 1, "{device}");
+            rig.is_empty();
+        }
+    }
+}
+
+/// Both ends of an iWARP connection give up after the deadlines of the configuration.
+#[test]
+fn a_missing_mpa_reply_times_out() {
+    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"1s\"\n") {
+        let (passive, port) = rig.listens("do=no-reply", &["event", "accept", "event", "silent"]);
+        let active = rig.asks(&port, "", &["event", "silent"]);
+        assert_eq!(active.succeed(), [TIMED_OUT]);
+        assert_eq!(lines_of(passive), [REQUEST, "RDMA_CM_EVENT_CONNECT_ERROR -104"]);
+        rig.is_empty();
+    }
+}
+
+/// A reply that comes after the deadline finds no request, and a QP that is destroyed before it
+/// has none.
+#[test]
+fn an_mpa_reply_comes_too_late() {
+    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"1s\"\n") {
+        let steps = ["event", "accept", "event", "silent"];
+        let (passive, port) = rig.listens("do=late-reply by=1h", &steps);
+        assert_eq!(rig.asks(&port, "", &["event", "silent"]).succeed(), [TIMED_OUT]);
+        assert_eq!(lines_of(passive), [REQUEST, "RDMA_CM_EVENT_CONNECT_ERROR -104"]);
+        let (passive, port) = rig.listens("do=late-reply by=1h", &["event", "accept"]);
+        let active = rig.asks(&port, "", &["event", "silent"]);
+        assert_eq!(lines_of(passive), [REQUEST]);
+        // The program rejects, or its session ends first and the stream is closed.
+        let seen = active.succeed();
+        assert!(seen.len() == 1 && seen[0] != ESTABLISHED, "{seen:?}");
+        rig.is_empty();
+    }
+}
+
+/// REP is not sent, however often it is repeated, until the rule is cleared.
+#[test]
+fn rep_is_held_back_until_its_rule_is_cleared() {
+    for rig in rigs(ROCE, "") {
+        rnicctl(&rig.passive, &["fault", "add", "do=no-reply"]);
+        let steps = ["event", "accept", "silent", "input", "event", "receive", "event"];
+        let (mut passive, port) = rig.listens("", &steps);
+        let active = rig.asks(&port, "", &["event", "send", "wc", "disconnect", "event"]);
+        passive.line_after("ready");
+        assert_eq!(log_of(&rig.passive, "no-reply")[0], "REP was not sent");
+        rnicctl(&rig.passive, &["fault", "clear"]);
+        passive.ask("", ESTABLISHED);
+        assert_eq!(active.succeed(), [ESTABLISHED, "wc 0", DISCONNECTED]);
+        passive.succeed();
+        rig.is_empty();
+    }
+}
+
+#[test]
+fn lost_connection_messages_are_repeated() {
+    let lose = |kind: &str| format!("do=cm-message type={kind} effect=drop nth=1 name=lose-{kind}");
+    for rig in [Rig::one(ROCE, ""), Rig::two(ROCE, "")].into_iter().flatten() {
+        let of_active = [lose("req"), lose("dreq")].join("; ");
+        let of_passive = [lose("rep"), lose("drep")].join("; ");
+        connect_under(&rig, &of_active, &of_passive);
+        let active = rig.active.as_ref().unwrap_or(&rig.passive);
+        for (daemon, kind) in
+            [(active, "req"), (active, "dreq"), (&rig.passive, "rep"), (&rig.passive, "drep")]
+        {
+            let texts = log_of(daemon, &format!("lose-{kind}"));
+            assert_eq!(texts, [format!("{} was not sent", kind.to_uppercase())], "{kind}");
+        }
+    }
+}
+
+/// A request that arrives twice is one request.
+#[test]
+fn duplicate_connection_messages_have_no_effect() {
+    for rig in rigs(ROCE, "") {
+        for rules in ["do=cm-message effect=duplicate", "do=cm-message effect=duplicate by=9ms"] {
+            connect_under(&rig, rules, rules);
+        }
+    }
+}
+
+#[test]
+fn delayed_connection_messages_arrive() {
+    for rig in rigs(ROCE, "") {
+        connect_under(&rig, "do=cm-message by=9ms", "do=cm-message by=9ms");
+    }
+}
+
+#[test]
+fn the_first_send_replaces_a_lost_rtu() {
+    for rig in rigs(ROCE, "") {
+        connect_under(&rig, "do=cm-message type=rtu effect=drop", "");
+    }
+}
+
+/// Otherwise the peer would see the end of a connection that it does not have.
+#[test]
+fn delayed_messages_leave_with_their_session() {
+    for rig in rigs(ROCE, "") {
+        let (passive, port) = rig.listens("", &["event", "accept", "event", "event"]);
+        let active = rig.asks(&port, "do=cm-message type=rtu by=1h", &["event", "exit"]);
+        assert_eq!(active.succeed(), [ESTABLISHED]);
+        assert_eq!(lines_of(passive), [REQUEST, ESTABLISHED, DISCONNECTED]);
+        rig.is_empty();
+    }
+}
+
+#[test]
+fn rules_select_connection_messages() {
+    let Some(rig) = Rig::two(ROCE, "") else { return };
+    let active = rig.active.as_ref().unwrap();
+    let add = |name: &str, selector: &str| {
+        let name = format!("name={name}");
+        let rule = ["fault", "add", &name, "do=cm-message", "effect=duplicate", selector];
+        rnicctl(active, &rule);
+    };
+    for (name, selector) in [
+        ("other-device", "device=rnicd0"),
+        ("other-peer", "peer=127.0.0.9"),
+        ("other-qp", "qp=4294967295"),
+        ("other-pd", "pd=4294967295"),
+        ("other-cq", "cq=4294967295"),
+        ("other-type", "type=sidr-req"),
+        ("other-program", "pid=1"),
+        ("device", "device=rnicd1 nth=1"),
+        ("peer", "peer=127.0.0.2 nth=1"),
+        ("program", "command=program nth=1"),
+    ] {
+        add(name, selector);
+    }
+    connect_under(&rig, "", "");
+    let list = rnicctl(active, &["fault", "list", "--json"]);
+    for row in list.as_array().unwrap() {
+        let name = row["name"].as_str().unwrap();
+        let (seen, injected) = (row["seen"].as_u64().unwrap(), row["injected"].as_u64().unwrap());
+        assert_eq!((seen > 0, injected), (!name.starts_with("other"), seen.min(1)), "{row}");
+    }
+}
+
+/// The request in progress is flushed, or on RC not acknowledged.
+#[test]
+fn a_stream_ends_inside_an_fpdu() {
+    let all = |device| [Rig::one(device, &on_path("tcp")), Rig::two(device, "")];
+    for reset in [false, true] {
+        let rules = format!("do=cut-fpdu nth=1 reset={reset} name=cut");
+        for rig in all(IWARP).into_iter().flatten() {
+            let steps = ["event", "accept", "event", "receive", "event", "silent"];
+            let (passive, port) = rig.listens("", &steps);
+            let active = rig.asks(&port, &rules, &["event", "send", "wc", "event", "silent"]);
+            assert_eq!(active.succeed(), [ESTABLISHED, "wc 5", DISCONNECTED], "{rules}");
+            let seen = [REQUEST, ESTABLISHED, "receive 5", DISCONNECTED];
+            assert_eq!(lines_of(passive), seen, "{rules}");
+            rig.is_empty();
+        }
+        for rig in all(ROCE).into_iter().flatten() {
+            let (passive, port) = rig.listens("", &["event", "accept", "event", "event"]);
+            let steps = ["event", "send", "wc", "disconnect", "event"];
+            let active = rig.asks(&port, &rules, &steps);
+            assert_eq!(active.succeed(), [ESTABLISHED, "wc 12", DISCONNECTED], "{rules}");
+            assert_eq!(lines_of(passive), [REQUEST, ESTABLISHED, DISCONNECTED], "{rules}");
+            rig.is_empty();
+        }
+    }
+}
