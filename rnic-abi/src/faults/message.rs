@@ -93,7 +93,11 @@ mod tests {
         let by = Duration::from_millis(5);
         for (text, name, effect) in [
             ("type=req effect=drop", "REQ", MessageEffect::Drop),
-            ("type=sidr-rep effect=duplicate", "SIDR_REP", MessageEffect::Duplicate { by: by * 0 }),
+            (
+                "type=sidr-rep effect=duplicate",
+                "SIDR_REP",
+                MessageEffect::Duplicate { by: Duration::ZERO },
+            ),
             ("type=drep effect=duplicate by=5ms", "DREP", MessageEffect::Duplicate { by }),
             ("type=rtu by=5ms", "RTU", MessageEffect::Delay { by }),
             ("by=5ms", "", MessageEffect::Delay { by }),

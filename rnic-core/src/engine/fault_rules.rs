@@ -53,6 +53,13 @@ pub(super) struct HeldCompletion {
     pub of_send: bool,
 }
 
+/// A stream that ends inside an FPDU, once TCP has accepted the bytes before the end.
+pub(super) struct StreamCut {
+    pub fault: FaultName,
+    /// Close with RST instead of FIN.
+    pub reset: bool,
+}
+
 /// A fault that ends a QP or its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpFault {

@@ -2,19 +2,13 @@
 
 use std::sync::Arc;
 
-use super::fault_rules::rule_of_fault;
+use super::fault_rules::{StreamCut, rule_of_fault};
 use super::faults::record;
 use super::qp::Qp;
 use super::qp_core::QpCore;
 use super::state::EngineState;
 use crate::device::{ArmedFault, Occasion};
-use rnic_abi::faults::{Action, FaultName, Point};
-
-/// A stream that ends inside an FPDU, once TCP has accepted the bytes before the end.
-pub(super) struct StreamCut {
-    fault: FaultName,
-    reset: bool,
-}
+use rnic_abi::faults::{Action, Point};
 
 impl QpCore {
     /// Carries out the rules of an FPDU that has been framed into `fpdu`: may invert a bit of its

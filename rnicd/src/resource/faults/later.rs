@@ -1,20 +1,10 @@
 //! Actions that rules have delayed: events, messages of the connection manager, and accepts.
 
-use rnic_abi::abi::control::Event;
 use rnic_abi::types::*;
 
+use super::held::Later;
 use crate::cm::CmMessage;
 use crate::resource::Manager;
-
-/// A delayed action of a session.
-pub(super) enum Later {
-    /// Delivers an event to the session.
-    Event(Event),
-    /// Sends a message.
-    Message(Box<CmMessage>),
-    /// Accepts a connection request.
-    Accept(RequestId),
-}
 
 impl Manager {
     /// Carries out an action later. Events and messages are sent at once if many actions of the

@@ -5,7 +5,7 @@ use rnic_abi::roce::mad;
 use rnic_abi::types::*;
 
 use super::Rule;
-use super::later::Later;
+use super::held::Later;
 use crate::clock;
 use crate::cm::{CmMessage, Sender};
 use crate::resource::Manager;

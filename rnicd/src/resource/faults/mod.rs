@@ -9,11 +9,12 @@
 mod calls;
 mod changes;
 mod effects;
+pub(super) mod held;
 mod later;
 mod messages;
 mod qps;
 mod queues;
-pub(super) mod replies;
+mod replies;
 mod requests;
 pub(super) mod told;
 mod verbs;
@@ -30,8 +31,7 @@ use crate::cm::AcceptParams;
 use crate::resource::ledger::Charge;
 use crate::resource::session::Session;
 pub(super) use changes::Viewer;
-use later::Later;
-use replies::HeldReply;
+use held::{HeldReply, Later};
 use told::LinkKey;
 
 /// The rules in force, and their timers.

@@ -4,28 +4,15 @@
 //! if it ends, so does the attempt of the QP. A connection of an RC or UC QP is accepted at once,
 //! and REP is delayed or dropped whenever it is sent.
 
-use std::time::Duration;
-
 use rnic_abi::abi::control::Refusal;
 use rnic_abi::faults::{FaultName, MessageEffect, MessageKind};
 use rnic_abi::types::*;
 
-use super::later::Later;
+use super::held::{HeldReply, Later};
 use crate::clock;
 use crate::cm::{AcceptParams, ConnectFailure};
 use crate::resource::Manager;
 use crate::resource::session::Session;
-
-/// A reply that a rule holds back.
-#[derive(Clone, Copy, Debug)]
-pub struct HeldReply {
-    /// Number of the rule. It has no effect once it is cleared.
-    pub rule: u64,
-    /// Name of the rule.
-    pub name: FaultName,
-    /// Delay; `None` for a reply that is never sent.
-    pub by: Option<Duration>,
-}
 
 impl Manager {
     /// Accepts a request, now or as a rule requires.

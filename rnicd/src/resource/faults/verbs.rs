@@ -5,8 +5,7 @@ use rnic_abi::faults::{Action, FaultRule, Point, Selector, Verb};
 use rnic_abi::types::*;
 use rnic_core::engine::rule_of_fault;
 
-use super::later::Later;
-use super::replies::HeldReply;
+use super::held::{HeldReply, Later};
 use crate::resource::Manager;
 use crate::resource::answer::{Outcome, Refused};
 

@@ -25,7 +25,7 @@ use rnic_core::device::{Cq, QpShared, Srq};
 use rnic_core::engine::QpConfig;
 
 use crate::resource::domain::{Membership, UseOfPd};
-use crate::resource::faults::replies::HeldReply;
+use crate::resource::faults::held::HeldReply;
 use crate::resource::faults::told::QpFaults;
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;

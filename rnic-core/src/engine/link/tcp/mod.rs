@@ -17,7 +17,7 @@ use partial::Partial;
 use slabs::Unread;
 
 use crate::engine::charge::{Owner, StreamCharge};
-use crate::engine::fpdu_faults::StreamCut;
+use crate::engine::fault_rules::StreamCut;
 use crate::engine::interface::MulpduPolicy;
 use crate::engine::link::emulation::delay_line::DelayLine;
 use crate::engine::qp_core::QpCore;
