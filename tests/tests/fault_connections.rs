@@ -229,6 +229,25 @@ fn lost_connection_messages_are_repeated() {
     }
 }
 
+/// A lost SIDR request is repeated, and a request that comes again gets the lost reply again.
+#[test]
+fn lost_sidr_messages_are_repeated() {
+    for path in PATHS {
+        let scratch = tempfile::tempdir().unwrap();
+        let Some(program) = verbs::program("tests/resolution.c", scratch.path()) else { return };
+        let port = ports::unused_port();
+        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(path)));
+        for rule in ["type=sidr-req name=req", "type=sidr-rep name=rep"] {
+            rnicctl(&daemon, &["fault", "add", "do=cm-message", "effect=drop nth=1", rule]);
+        }
+        let mut command = verbs::command(&program, &daemon);
+        command.arg("accepted");
+        assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
+        assert!(seen(&daemon, "req") >= 3 && seen(&daemon, "rep") >= 2, "{path}");
+        daemon.is_empty();
+    }
+}
+
 /// A request that arrives twice is one request. While it is undecided, the copy is answered with
 /// MRA.
 #[test]
