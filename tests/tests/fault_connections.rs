@@ -160,7 +160,7 @@ fn a_late_reply_establishes_the_connection() {
 /// Both ends of an iWARP connection give up after the deadlines of the configuration.
 #[test]
 fn a_missing_mpa_reply_times_out() {
-    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"1s\"\n") {
+    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"5s\"\n") {
         let (passive, port) = rig.listens("do=no-reply", &["event", "accept", "event", "silent"]);
         let active = rig.asks(&port, "", &["event", "silent"]);
         assert_eq!(active.succeed(), [TIMED_OUT]);
@@ -173,7 +173,7 @@ fn a_missing_mpa_reply_times_out() {
 /// has none.
 #[test]
 fn an_mpa_reply_comes_too_late() {
-    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"1s\"\n") {
+    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"5s\"\n") {
         let steps = ["event", "accept", "event", "silent"];
         let (passive, port) = rig.listens("do=late-reply by=1h", &steps);
         assert_eq!(rig.asks(&port, "", &["event", "silent"]).succeed(), [TIMED_OUT]);
@@ -248,16 +248,18 @@ fn lost_sidr_messages_are_repeated() {
     }
 }
 
-/// A request that arrives twice is one request. While it is undecided, the copy is answered with
-/// MRA.
+/// A request that arrives twice is one request. The copy is answered with MRA while the request is
+/// undecided, and with another REP later.
 #[test]
 fn duplicate_connection_messages_have_no_effect() {
     for rig in rigs(ROCE, "") {
-        let counts = "do=cm-message type=mra effect=drop probability=0 name=mra";
-        rnicctl(&rig.passive, &["fault", "add", counts]);
+        for counts in ["type=mra name=mra", "type=rep name=rep"] {
+            let rule = ["fault", "add", "do=cm-message", "effect=drop probability=0", counts];
+            rnicctl(&rig.passive, &rule);
+        }
         let rules = "do=cm-message effect=duplicate";
         connect_under(&rig, rules, rules);
-        assert!(seen(&rig.passive, "mra") > 0);
+        assert!(seen(&rig.passive, "mra") + seen(&rig.passive, "rep") > 1);
         let rules = "do=cm-message effect=duplicate by=9ms";
         connect_under(&rig, rules, rules);
     }

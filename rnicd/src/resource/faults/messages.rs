@@ -30,6 +30,9 @@ impl Manager {
             MessageEffect::Drop => {}
             MessageEffect::Duplicate { by } => {
                 self.pass(&message, now);
+                if by.is_zero() {
+                    return self.pass(&message, now);
+                }
                 self.delay(now.after(by), session, Later::Message(message), now);
             }
             MessageEffect::Delay { by } => {
