@@ -244,8 +244,9 @@ impl Qp {
                 // `tcp.framed` does not include the bytes of the slab yet.
                 let end = tcp.framed + (used + n) as u64;
                 if self.core.faults.is_some()
-                    && let Some(cut) = self.core.fpdu_fault(&mut out[..n], self.uses_crc(), engine)
                     && let Some(tcp) = self.link.tcp_mut()
+                    && let crc = tcp.framer.has_crc()
+                    && let Some(cut) = self.core.fpdu_fault(&mut out[..n], crc, engine)
                 {
                     tcp.cut = Some(cut);
                     return Ok(n / 2);
@@ -334,13 +335,6 @@ impl Qp {
                 None => {}
             }
         }
-    }
-}
-
-impl Qp {
-    /// Returns true if outgoing FPDUs have a CRC.
-    fn uses_crc(&self) -> bool {
-        self.link.tcp().is_some_and(|tcp| tcp.framer.has_crc())
     }
 }
 
