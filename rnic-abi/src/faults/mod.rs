@@ -8,6 +8,7 @@
 mod action;
 pub mod change;
 mod error;
+mod event;
 pub mod link;
 mod message;
 mod name;
@@ -22,8 +23,9 @@ mod trigger;
 mod verb;
 mod words;
 
-pub use action::{Action, AsyncEvent, Element, Point, RefusedAs};
+pub use action::{Action, Point, RefusedAs};
 pub use error::FaultError;
+pub use event::{AsyncEvent, Element};
 pub use message::{MessageEffect, MessageKind};
 pub use name::FaultName;
 pub use opcode::Opcode;
