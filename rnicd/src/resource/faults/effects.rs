@@ -50,7 +50,11 @@ impl Manager {
         }
         let Some(session) = self.handles.qps.owner(qp.0) else { return };
         self.take_effect(number, Some((session, Some(qp))), clock::now());
-        self.faults.waiting.push(qp);
+        // A session that is about to end begins no requests.
+        let rule = self.faults.rules.get(&number);
+        if rule.is_none_or(|rule| rule.armed.rule.action != Action::EndSession) {
+            self.faults.waiting.push(qp);
+        }
     }
 
     /// Lets requests begin that waited for the effects of rules.
