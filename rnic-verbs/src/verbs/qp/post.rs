@@ -184,12 +184,13 @@ impl QpBody {
     pub(crate) fn post_started(&self) -> Result<(), Errno> {
         let started = std::mem::take(&mut *self.started.lock());
         started.iter().try_for_each(|work| self.check_served(work))?;
+        // Before `sends` is locked: a change of state locks in the other order.
+        self.check_may_send()?;
         let mut numbers = self.sends.lock();
         let room = numbers.room();
         if room < started.len() {
             return Err(errno!(libc::ENOMEM, "{} requests, but room for {room}", started.len()));
         }
-        self.check_may_send()?;
         let mut posting = self.qp.posting()?;
         started.iter().filter_map(|work| work.kind.opcode()).try_for_each(|o| posting.admit(o))?;
         self.post_with(posting, &mut numbers, started.into_iter().map(Ok)).1
