@@ -43,6 +43,14 @@ impl FailedResolutions {
     }
 }
 
+impl FailedResolutions {
+    /// Queues the events of all failed resolutions, because no more events arrive.
+    pub(super) fn fail_all(&self) {
+        let waiting: Vec<u64> = self.0.lock().ids.keys().copied().collect();
+        waiting.into_iter().for_each(|number| self.failed(number, libc::ENODEV));
+    }
+}
+
 impl IdBody {
     /// Evaluates the fault rules of `rdma_resolve_addr(3)`. Returns false if an event reports the
     /// failure later. The id then stays as it is.

@@ -187,6 +187,11 @@ impl Ids {
         })
     }
 
+    /// Returns true if the listener serves this id.
+    pub(super) fn is_served(&self, id: &Arc<IdBody>, by: ListenerId) -> bool {
+        self.by_listener.lock().get(&by).is_some_and(|served| Arc::ptr_eq(served, id))
+    }
+
     pub(super) fn forget_listener(&self, listener: ListenerId) {
         self.by_listener.lock().remove(&listener);
     }
@@ -322,6 +327,7 @@ impl ConnectionManager for Ids {
 
     fn events_lost(&self) {
         *self.events_lost.lock() = true;
+        self.failed_resolutions.fail_all();
         self.delivered.notify_all();
     }
 

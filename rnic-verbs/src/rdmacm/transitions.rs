@@ -44,7 +44,6 @@ impl IdBody {
     pub(crate) fn destroy(self: &Arc<Self>) {
         let (listener, request, qp, lookup) = {
             let mut state = self.state.lock();
-            let listens = state.phase == Phase::Listening;
             let connected = matches!(state.phase, Phase::Connecting | Phase::Connected);
             state.phase = Phase::Ended;
             let qp = state.qp.take();
@@ -52,7 +51,10 @@ impl IdBody {
                 self.ids().forget_qp(qp, self);
             }
             let listener = state.listener.take();
-            if let Some(listener) = listener.as_ref().filter(|_| listens) {
+            // Also if the device of a listening id has been removed.
+            if let Some(listener) = &listener
+                && self.ids().is_served(self, listener.id())
+            {
                 self.ids().forget_listener(listener.id());
                 self.ids().allow_reuse(self.service, false, listener);
             }

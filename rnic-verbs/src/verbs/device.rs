@@ -169,7 +169,7 @@ impl Device {
         // The state of the port may have changed.
         self.tables_changed();
         for (events, adapter) in self.event_queues() {
-            if adapter.name() == name {
+            if adapter.name() == name && !adapter.is_unplugged() {
                 events.push(match kind {
                     c::IBV_EVENT_DEVICE_FATAL => AsyncEvent::of_device(kind),
                     _ => AsyncEvent::of_port(PORT, kind),
@@ -183,6 +183,11 @@ impl Device {
         let mut channels = self.channels.lock();
         channels.retain(|(channel, _)| channel.strong_count() > 0);
         channels.push((Arc::downgrade(of), adapter.clone()));
+        drop(channels);
+        if adapter.is_unplugged() {
+            // The device has gone since, and may have closed other channels only.
+            end_channel(of);
+        }
     }
 
     /// Handles the removal of a device from the running system: its contexts get
@@ -206,8 +211,7 @@ impl Device {
         let channels = self.channels.lock();
         for (channel, _) in channels.iter().filter(|(_, of)| Arc::ptr_eq(of, adapter)) {
             if let Some(channel) = channel.upgrade() {
-                // Fails if the daemon has gone. Readers find the end of the channel in either case.
-                let _ = shutdown(&*channel, Shutdown::Read);
+                end_channel(&channel);
             }
         }
     }
@@ -229,11 +233,20 @@ impl Device {
     /// have one already: a program may never fetch them.
     pub(crate) fn gids_changed(&self) {
         self.tables_changed();
-        for (events, _) in self.event_queues() {
+        for (events, adapter) in self.event_queues() {
+            if adapter.is_unplugged() {
+                continue;
+            }
             let event = AsyncEvent::of_port(PORT, c::IBV_EVENT_GID_CHANGE);
             events.push_unless(event, |waiting| waiting.kind == c::IBV_EVENT_GID_CHANGE);
         }
     }
+}
+
+/// Makes readers of a completion channel find its end.
+fn end_channel(channel: &CompletionChannel) {
+    // Fails if the daemon has gone. Readers find the end of the channel in either case.
+    let _ = shutdown(channel, Shutdown::Read);
 }
 
 impl Drop for Device {

@@ -86,6 +86,10 @@ impl ContextBody {
             device.tables()?;
         }
         device.opened(&async_events, &adapter);
+        if adapter.is_unplugged() {
+            // The device has gone since, and may have closed other queues only.
+            async_events.close();
+        }
         Ok(ContextBody { device, adapter, async_events, operations })
     }
 
