@@ -128,6 +128,33 @@ fn a_removed_device_fails_its_qps_without_events() {
     assert_eq!(names(&mut raw), ["one", "two", "rnicd0"]);
 }
 
+/// A program may cause occasions without a limit.
+#[test]
+fn a_change_in_effect_is_not_announced_again() {
+    let daemon = daemon(CONFIG);
+    let mut raw = Raw::open(&daemon.socket());
+    set(&mut raw, "do=speed-change speed=sdr device=one verb=alloc_pd");
+    for _ in 0..3 {
+        raw.pd();
+    }
+    assert!(matches!(event(&raw), Event::Async { .. }));
+    raw.status();
+    assert_eq!(event_within(&raw, Duration::ZERO), None);
+}
+
+#[test]
+fn rules_that_change_devices_are_few() {
+    let daemon = daemon(CONFIG);
+    let mut raw = Raw::open(&daemon.socket());
+    let rules = vec!["do=speed-change speed=sdr"; 16].join(";");
+    set(&mut raw, &rules);
+    for more in ["do=gid-change", "do=stop; do=device-removal device=none"] {
+        let request = RequestBody::SetFaults { rules: more.to_owned(), own: true };
+        let refusal = raw.call(request).unwrap_err().to_string();
+        assert!(refusal.contains("may have 16 rules that change devices"), "{refusal}");
+    }
+}
+
 #[test]
 fn the_device_of_a_qp_is_a_name() {
     let daemon = daemon(CONFIG);

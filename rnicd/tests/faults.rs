@@ -284,6 +284,27 @@ fn a_connection_is_rejected() {
 }
 
 #[test]
+fn a_held_accept_ends_with_its_listener() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let (qp, connect) = with_qp(&mut raw);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let passive = raw.qp(pd, cq);
+    set(&mut raw, "do=no-reply");
+    assert_eq!(raw.call(connect), Ok(ReplyBody::Done));
+    let Event::ConnectionRequest { listener, request, .. } = event(&raw) else { panic!() };
+    let accept =
+        RequestBody::Accept { request, qp: passive, ird: None, ord: None, private_data: vec![] };
+    assert_eq!(raw.call(accept), Ok(ReplyBody::Done));
+    assert_no_event(&mut raw);
+    assert_eq!(raw.call(RequestBody::CloseListener { listener }), Ok(ReplyBody::Done));
+    let ended = [event(&raw), event(&raw)];
+    assert!(ended.iter().any(|e| matches!(e, Event::Rejected { qp: of, .. } if *of == qp)));
+    let has_failed = |e: &Event| matches!(e, Event::Unreachable { qp: of, .. } if *of == passive);
+    assert!(ended.iter().any(has_failed), "{ended:?}");
+}
+
+#[test]
 fn an_unreachable_peer_takes_its_time() {
     let daemon = one_worker("");
     let mut raw = Raw::open(&daemon.socket());

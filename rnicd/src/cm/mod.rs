@@ -193,6 +193,15 @@ impl ConnectionManager {
         self.reject_slot(key, private_data, true, now)
     }
 
+    /// Rejects a request that the program has not decided, if it has not ended. Nothing is
+    /// answered.
+    pub fn reject_unasked(&mut self, request: RequestId, now: Time) {
+        if let Ok(key) = self.undecided(request) {
+            // An empty rejection always fits.
+            let _ = self.reject_slot(key, &[], false, now);
+        }
+    }
+
     /// Cancels connecting or accepting on a QP. No event for that QP follows.
     pub fn cancel(&mut self, qp: QpId) {
         let Some(key) = self.qps.get(&qp).copied() else { return };

@@ -30,8 +30,8 @@ impl Manager {
         session.has_faults |= calls != 0;
     }
 
-    /// Returns true if the objects of a call match a selector. A key selects nothing if the call
-    /// has no such object.
+    /// Returns true if the objects of a call match a selector. A key matches no call
+    /// without such an object.
     pub(super) fn selects_call(
         &self,
         select: &Selector,

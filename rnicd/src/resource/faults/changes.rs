@@ -1,18 +1,17 @@
 //! Changes of devices that rules have in effect: ports that are down, GIDs that are gone, other
 //! P_Keys and speeds, and devices that are removed.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use rnic_abi::abi::control::{
-    DeviceKind, DeviceRow, DisconnectMode, Event, NO_GID, Refusal, Wiring,
-};
+use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, NO_GID, Refusal, Wiring};
 use rnic_abi::faults::change::{Change, DEFAULT_P_KEY, p_keys_match};
 use rnic_abi::faults::{Action, AsyncEvent, FaultRule, Selector};
 use rnic_abi::types::*;
-use rnic_core::engine::{DatagramPort, EngineCommand, PortChanges};
+use rnic_core::engine::{DatagramPort, PortChanges};
 
 use super::Rule;
-use crate::resource::qp::{Qp, QpPhase, RcAttr};
+use crate::resource::qp::{Qp, RcAttr};
 use crate::resource::session::Session;
 use crate::resource::{Manager, refuse};
 
@@ -57,7 +56,15 @@ impl Manager {
         } else {
             self.announce(number, change, now);
         }
-        self.port_changed();
+        self.files_changed(number);
+    }
+
+    /// Updates the device files, if they show the effect of a rule.
+    pub(super) fn files_changed(&mut self, number: u64) {
+        let rule = self.faults.rules.get(&number);
+        if rule.is_some_and(|rule| rule.is_seen_by(Viewer::Files, self)) {
+            self.port_changed();
+        }
     }
 
     /// Announces the end of a change.
@@ -71,7 +78,7 @@ impl Manager {
         } else {
             self.announce(number, change, now);
         }
-        self.port_changed();
+        self.files_changed(number);
     }
 
     fn announce(&mut self, number: u64, change: Change, now: Time) {
@@ -98,23 +105,11 @@ impl Manager {
             let is_gone = |qp: &Qp| devices.iter().any(|device| self.is_on(qp, device));
             let gone = session.qps.iter().filter(|(_, qp)| is_gone(qp));
             for qp in gone.map(|(id, _)| *id).collect::<Vec<_>>() {
-                self.flush_qp(id, qp);
+                self.fail_qp(id, qp);
             }
             for device in &devices {
                 self.record_fault(id, name, None, &format!("device {device} was removed"), now);
             }
-        }
-    }
-
-    /// Moves a QP to Error without an event.
-    fn flush_qp(&mut self, session: SessionId, qp: QpId) {
-        let Some((_, object)) = self.qp_of(qp) else { return };
-        if let QpPhase::Bound(worker) = object.phase {
-            let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
-            self.workers.one(worker, abort);
-        } else {
-            // No request waits for the worker that takes the QP.
-            let _ = self.end_unbound(session, qp);
         }
     }
 
@@ -128,6 +123,18 @@ impl Manager {
         };
         let selected = self.device_rows().into_iter().filter(is_selected);
         selected.map(|row| row.name).collect()
+    }
+
+    /// Returns an error if a user would have too many rules that change devices.
+    pub(super) fn check_changes(&self, new: &[Rule]) -> Result<(), Refusal> {
+        let is_change = |of: &&Rule| matches!(of.armed.rule.action, Action::Change { .. });
+        let Some(owner) = new.iter().find(is_change).map(|rule| rule.owner) else { return Ok(()) };
+        let rules = self.faults.rules.values().filter(|rule| rule.owner == owner).chain(new);
+        if rules.filter(is_change).count() <= MAX_CHANGES {
+            return Ok(());
+        }
+        let why = format!("user {owner} may have {MAX_CHANGES} rules that change devices");
+        Err(refuse::invalid("fault rule", why))
     }
 
     /// Returns an error for a change that no device can have.
@@ -151,7 +158,12 @@ impl Manager {
 
     /// Returns true if a change in effect keeps a QP of a selected session from sending and
     /// receiving.
-    pub(super) fn change_stops(&self, rule: &FaultRule, session: &Session, qp: &Qp) -> bool {
+    pub(super) fn change_stops(
+        &self,
+        rule: &FaultRule,
+        qp: &Qp,
+        keys_differ: impl FnOnce() -> bool,
+    ) -> bool {
         let Action::Change { change, .. } = rule.action else { return false };
         let device = rule.select.device.as_deref();
         let is_on = || device.is_none_or(|device| self.is_on(qp, device));
@@ -160,11 +172,15 @@ impl Manager {
             (Change::Gids { index }, Some(rc)) => {
                 self.takes_gid(&rule.select, index, qp, rc.wiring.local)
             }
-            (Change::PKey(_), Some(rc)) => {
-                is_on() && !p_keys_match(self.p_key(session, qp), self.p_key_of_peer(rc))
-            }
+            (Change::PKey(_), Some(_)) => is_on() && keys_differ(),
             _ => false,
         }
+    }
+
+    /// Returns true if the P_Keys of a QP and its peer do not match.
+    pub(super) fn keys_differ(&self, session: &Session, qp: &Qp) -> bool {
+        let differ = |rc| !p_keys_match(self.p_key(session, qp), self.p_key_of_peer(rc));
+        qp.rc.as_ref().is_some_and(differ)
     }
 
     /// Returns the P_Key of a QP of a session. Each QP has that with index 0.
@@ -182,8 +198,23 @@ impl Manager {
     /// Returns the changes of the ports of a UD QP.
     pub(super) fn port_changes(&self, session: &Session, qp: &Qp) -> PortChanges {
         let p_key = self.p_key(session, qp);
+        let mut lost = HashSet::new();
+        let lasting = self.faults.rules.values().filter(|rule| rule.lasts.is_some());
+        for rule in lasting.filter(|rule| rule.selects(session)) {
+            let FaultRule { select, action, .. } = &rule.armed.rule;
+            let Action::Change { change: Change::Gids { index }, .. } = action else { continue };
+            let wanted = select.device.as_deref();
+            let of_qp = self.roce_gids().filter(|(device, _)| {
+                wanted.is_none_or(|wanted| wanted == *device) && self.is_on(qp, device)
+            });
+            for (_, gids) in of_qp {
+                let one = index.map(|index| gids.get(self.row_of_gid(index)));
+                let all = one.is_none().then_some(gids).into_iter().flatten();
+                lost.extend(one.flatten().into_iter().chain(all).map(|own| own.gid));
+            }
+        }
         let gids = self.datagram_port.gids.iter().filter(|gid| !gid.is_zero());
-        let lost = gids.filter(|gid| self.has_lost(session, qp, **gid)).copied().collect();
+        let lost = gids.filter(|gid| lost.contains(*gid)).copied().collect();
         PortChanges { lost, p_key }
     }
 
@@ -292,7 +323,10 @@ impl Manager {
     }
 }
 
-/// Returns true if only RoCE devices have what an action changes.
+/// Maximum number of rules of a user that change devices. Each QP is compared with each of them.
+const MAX_CHANGES: usize = 16;
+
+/// Returns true if the action changes GIDs or P_Keys, which only RoCE devices have.
 fn needs_roce(action: Action) -> bool {
     matches!(action, Action::Change { change: Change::Gids { .. } | Change::PKey(_), .. })
 }

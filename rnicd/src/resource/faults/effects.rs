@@ -95,20 +95,22 @@ impl Manager {
             Action::Stop { time } => {
                 let only = subject.and_then(|(_, qp)| qp);
                 let lasting = only.map_or(Lasting::All, Lasting::Qp);
-                self.begin_effect(number, lasting, time, now);
-                for (session, qp) in self.qps_of(number, subject) {
-                    self.record_fault(session, name, Some(qp), "the queue pair was stopped", now);
+                if self.begin_effect(number, lasting, time, now) {
+                    let text = "the queue pair was stopped";
+                    for (session, qp) in self.qps_of(number, subject) {
+                        self.record_fault(session, name, Some(qp), text, now);
+                    }
                 }
             }
-            Action::PortDown { time } => {
-                self.begin_effect(number, Lasting::All, time, now);
+            Action::PortDown { time } if self.begin_effect(number, Lasting::All, time, now) => {
                 self.raise(number, AsyncEvent::PORT_ERR, None, now);
-                self.port_changed();
+                self.files_changed(number);
             }
             Action::CqFatal => self.fail_cqs(number, subject, now),
             Action::SrqFatal => self.fail_srqs(number, subject, now),
-            Action::Change { change, time } => {
-                self.begin_effect(number, Lasting::All, time, now);
+            Action::Change { change, time }
+                if self.begin_effect(number, Lasting::All, time, now) =>
+            {
                 self.begin_change(number, change, now);
             }
             Action::Event { event } => self.raise(number, event, subject, now),
@@ -141,20 +143,25 @@ impl Manager {
         }
     }
 
+    /// Begins the lasting effect of a rule. Returns false if the rule has it already: then only its
+    /// time begins anew, because programs may cause occasions without a limit.
     fn begin_effect(
         &mut self,
         number: u64,
         lasting: Lasting,
         time: Option<std::time::Duration>,
         now: Time,
-    ) {
-        let Some(rule) = self.faults.rules.get_mut(&number) else { return };
-        rule.lasts = Some(lasting);
-        self.faults.are_stale = true;
-        self.faults.due.retain(|(_, of)| *of != number);
+    ) -> bool {
+        let Some(rule) = self.faults.rules.get_mut(&number) else { return false };
+        let begins = rule.lasts.replace(lasting) != Some(lasting);
+        self.faults.are_stale |= begins;
+        if time.is_some() || begins {
+            self.faults.due.retain(|(_, of)| *of != number);
+        }
         if let Some(time) = time {
             self.faults.due.insert((now.after(time), number));
         }
+        begins
     }
 
     /// Ends the lasting effect of a rule, if it has one.
@@ -167,7 +174,7 @@ impl Manager {
         match rule.armed.rule.action {
             Action::PortDown { .. } => {
                 self.raise(number, AsyncEvent::PORT_ACTIVE, None, now);
-                self.port_changed();
+                self.files_changed(number);
             }
             Action::Change { change, .. } => self.end_change(number, change, now),
             _ => {}

@@ -1,22 +1,32 @@
-//! What rules hold back: replies, and actions that are carried out later.
+//! Replies and actions that rules hold back.
 
 use std::time::Duration;
 
 use rnic_abi::abi::control::Event;
 use rnic_abi::faults::FaultName;
-use rnic_abi::types::RequestId;
+use rnic_abi::types::{ListenerId, RequestId, SessionId};
 
-use crate::cm::CmMessage;
+use crate::cm::{AcceptParams, CmMessage};
 
 /// A reply to a connection request.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldReply {
-    /// Number of the rule. It has no effect once it is cleared.
+    /// Number of the rule. REP is held back until it is cleared.
     pub rule: u64,
     /// Name of the rule.
     pub name: FaultName,
     /// Delay; `None` for a reply that is never sent.
     pub by: Option<Duration>,
+}
+
+/// An accept of an iWARP connection that a rule holds back.
+pub struct HeldAccept {
+    /// Session that accepts.
+    pub session: SessionId,
+    /// Listener of the request.
+    pub listener: Option<ListenerId>,
+    /// The accept.
+    pub params: AcceptParams,
 }
 
 /// A delayed action of a session.

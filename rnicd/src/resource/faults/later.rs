@@ -8,7 +8,7 @@ use crate::resource::Manager;
 
 impl Manager {
     /// Carries out an action later. Events and messages are sent at once if many actions of the
-    /// session are delayed or the session ends; accepts are as few as its QPs.
+    /// session are delayed or the session ends. A session has at most one delayed accept per QP.
     pub(super) fn delay(&mut self, at: Time, session: SessionId, what: Later, now: Time) {
         let delayed = self.faults.later.values().filter(|(of, _)| *of == session).count();
         let is_accept = matches!(what, Later::Accept(_));
@@ -29,8 +29,10 @@ impl Manager {
         }
     }
 
-    /// Drops the delayed actions of a session that ends. Its messages are sent at once.
+    /// Drops the delayed actions and the held accepts of a session that ends. Its messages are sent
+    /// at once.
     pub(super) fn end_delayed(&mut self, session: SessionId, now: Time) {
+        self.faults.accepts.retain(|_, held| held.session != session);
         let of_session = self.faults.later.extract_if(.., |_, (of, _)| *of == session);
         for (_, (_, what)) in of_session.collect::<Vec<_>>() {
             if let Later::Message(_) = what {

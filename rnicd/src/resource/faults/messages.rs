@@ -76,16 +76,19 @@ impl Manager {
     fn selects_message(&self, select: &Selector, session: &Session, message: &CmMessage) -> bool {
         let CmMessage { sender, from, to, .. } = message;
         let Selector { device, pd, qp: only, cq, peer, .. } = select;
-        let is = |wanted: &Option<u32>, number: u32| wanted.is_none_or(|wanted| wanted == number);
         let object = sender.qp.and_then(|id| Some((id, session.qps.get(&id)?)));
+        let has_gid =
+            |device: &String| self.gids_of(device).iter().any(|r| r.gid == (*from).into());
         let of_qp = match object {
             Some((id, qp)) => {
-                is(only, id.0) && is(pd, qp.pd.0) && (is(cq, qp.send_cq.0) || is(cq, qp.recv_cq.0))
+                // The peer is that of the message.
+                self.selects_qp(&Selector { peer: None, ..select.clone() }, id, qp)
             }
-            None => only.is_none() && pd.is_none() && cq.is_none(),
+            None => {
+                let of_device = device.as_ref().is_none_or(has_gid);
+                only.is_none() && pd.is_none() && cq.is_none() && of_device
+            }
         };
-        let of_device =
-            |device: &String| self.gids_of(device).iter().any(|r| r.gid == (*from).into());
-        of_qp && peer.is_none_or(|peer| peer == *to) && device.as_ref().is_none_or(of_device)
+        of_qp && peer.is_none_or(|peer| peer == *to)
     }
 }

@@ -27,11 +27,10 @@ use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 use rnic_core::engine::EmulatedLink;
 
-use crate::cm::AcceptParams;
 use crate::resource::ledger::Charge;
 use crate::resource::session::Session;
 pub(super) use changes::Viewer;
-use held::{HeldReply, Later};
+use held::{HeldAccept, HeldReply, Later};
 use told::LinkKey;
 
 /// The rules in force, and their timers.
@@ -45,7 +44,7 @@ pub(super) struct FaultRules {
     /// Delayed actions of sessions, by time and an order number.
     later: BTreeMap<(Time, u64), (SessionId, Later)>,
     /// Accepts that are carried out later or never, by request.
-    accepts: HashMap<RequestId, AcceptParams>,
+    accepts: HashMap<RequestId, HeldAccept>,
     /// Reply that a rule holds back, until the request in progress is carried out.
     pub(super) held_reply: Option<HeldReply>,
     /// Rules of which workers have reported an occasion. They may report more in the next round of

@@ -159,9 +159,11 @@ impl Manager {
             found.told.port = self.port_changes(session, qp);
         }
         let bound = matches!(qp.phase, QpPhase::Bound(_));
+        let mut differ = None;
         for SessionRule { number, armed, lasts } in rules {
             let rule = &armed.rule;
-            if lasts.is_some() && self.change_stops(rule, session, qp) {
+            let keys_differ = || *differ.get_or_insert_with(|| self.keys_differ(session, qp));
+            if lasts.is_some() && self.change_stops(rule, qp, keys_differ) {
                 found.told.stopped = Some(armed.name);
             }
             if !self.selects_qp(&rule.select, id, qp) {

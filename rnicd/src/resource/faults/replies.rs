@@ -4,15 +4,15 @@
 //! if it ends, so does the attempt of the QP. A connection of an RC or UC QP is accepted at once,
 //! and REP is delayed or dropped whenever it is sent.
 
-use rnic_abi::abi::control::Refusal;
+use rnic_abi::abi::control::{MAX_PRIVATE_DATA, Refusal};
 use rnic_abi::faults::{FaultName, MessageEffect, MessageKind};
 use rnic_abi::types::*;
 
-use super::held::{HeldReply, Later};
+use super::held::{HeldAccept, HeldReply, Later};
 use crate::clock;
 use crate::cm::{AcceptParams, ConnectFailure};
-use crate::resource::Manager;
 use crate::resource::session::Session;
+use crate::resource::{Manager, refuse};
 
 impl Manager {
     /// Accepts a request, now or as a rule requires.
@@ -24,13 +24,16 @@ impl Manager {
         now: Time,
     ) -> Result<(), Refusal> {
         let Some(held) = held else { return self.cm.accept(params, now) };
+        let bytes = params.private_data.len() as u64;
+        refuse::at_most("private_data", bytes, "one MPA frame", MAX_PRIVATE_DATA as u64)?;
         let text = match held.by {
             Some(by) => format!("the MPA reply was delayed by {by:?}"),
             None => "the MPA reply was not sent".to_owned(),
         };
         self.record_fault(id, held.name, Some(params.qp), &text, now);
         let request = params.request;
-        self.faults.accepts.insert(request, params);
+        let listener = self.sessions.get(&id).and_then(|of| of.requests.get(&request).copied());
+        self.faults.accepts.insert(request, HeldAccept { session: id, listener, params });
         if let Some(by) = held.by {
             self.delay(now.after(by), id, Later::Accept(request), now);
         }
@@ -59,11 +62,10 @@ impl Manager {
 
     /// Carries out an accept that a rule has delayed.
     pub(super) fn end_held_accept(&mut self, request: RequestId, now: Time) {
-        let Some(params) = self.faults.accepts.remove(&request) else { return };
+        let Some(HeldAccept { params, .. }) = self.faults.accepts.remove(&request) else { return };
         let qp = params.qp;
         if let Err(refusal) = self.cm.accept(params, now) {
-            // Fails if the request has ended.
-            let _ = self.cm.reject(request, &[], now);
+            self.cm.reject_unasked(request, now);
             self.unreachable(qp, ConnectFailure::reset(refusal));
         }
     }
@@ -75,20 +77,28 @@ impl Manager {
         request: RequestId,
         why: &str,
     ) -> bool {
-        let Some(params) = self.faults.accepts.remove(&request) else { return false };
-        self.unreachable(params.qp, ConnectFailure::reset(why));
+        let Some(held) = self.faults.accepts.remove(&request) else { return false };
+        self.unreachable(held.params.qp, ConnectFailure::reset(why));
         true
+    }
+
+    /// Ends the attempts of QPs whose accepts a rule holds back, because their listener is closed.
+    /// Its requests have been rejected.
+    pub(in crate::resource) fn end_held_accepts_of(&mut self, listener: ListenerId) {
+        let held = self.faults.accepts.iter().filter(|(_, held)| held.listener == Some(listener));
+        for request in held.map(|(request, _)| *request).collect::<Vec<_>>() {
+            self.held_accept_withdrawn(request, "the listener was closed");
+        }
     }
 
     /// Cancels connecting or accepting on a QP. A request whose accept a rule holds back is
     /// rejected.
     pub(in crate::resource) fn cancel_startup(&mut self, qp: QpId) {
         self.cm.cancel(qp);
-        let held = self.faults.accepts.iter().find(|(_, params)| params.qp == qp);
+        let held = self.faults.accepts.iter().find(|(_, held)| held.params.qp == qp);
         if let Some(request) = held.map(|(request, _)| *request) {
             self.faults.accepts.remove(&request);
-            // Fails if the request has ended.
-            let _ = self.cm.reject(request, &[], clock::now());
+            self.cm.reject_unasked(request, clock::now());
         }
     }
 }

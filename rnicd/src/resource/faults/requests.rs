@@ -31,6 +31,7 @@ impl Manager {
             named.push(made.name());
             new.push(made);
         }
+        self.check_changes(&new)?;
         for rule in new {
             self.faults.last += 1;
             let number = self.faults.last;
@@ -62,9 +63,9 @@ impl Manager {
         now: Time,
     ) -> Result<Rule, Refusal> {
         let session = self.sessions.get(&id).ok_or_else(|| refuse::no_such("session", id.0))?;
-        self.check_change(&rule)?;
         let client = &session.client;
         let owner = client.identity.uid;
+        self.check_change(&rule)?;
         let user = match rule.select.user {
             None => Some(owner),
             Some(UserSelector::Uid(uid)) => Some(uid),

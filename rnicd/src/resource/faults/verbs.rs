@@ -1,5 +1,7 @@
 //! Rules of verbs, which the control thread evaluates for each request of a program.
 
+use std::time::Duration;
+
 use rnic_abi::abi::control::{DiagnosisKind, Event, LibraryCall, Refusal, ReplyBody, RequestInfo};
 use rnic_abi::faults::{Action, FaultRule, Point, Selector, Verb};
 use rnic_abi::types::*;
@@ -62,7 +64,11 @@ impl Manager {
                 Action::Reject { .. } | Action::Unreachable { .. } => {
                     let Some(qp) = asked.qp else { continue };
                     let event = self.failed_connect(qp, action, &rule_of_fault(name));
-                    let by = if let Action::Unreachable { by, .. } = action { by } else { ZERO };
+                    let by = if let Action::Unreachable { by, .. } = action {
+                        by
+                    } else {
+                        Duration::ZERO
+                    };
                     if let Some(event) = event {
                         self.record_fault(id, name, Some(qp), "a connection request failed", now);
                         self.delay(now.after(by), id, Later::Event(event), now);
@@ -108,6 +114,5 @@ impl Manager {
     }
 }
 
-const ZERO: std::time::Duration = std::time::Duration::ZERO;
 /// Length of the private data of a rejection (IBTA specification, volume 1, section 12.6.7).
 const REJ_DATA: usize = 148;

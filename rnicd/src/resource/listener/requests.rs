@@ -119,6 +119,7 @@ impl Manager {
         self.cm.close_listener(listener, now)?;
         session.listeners.remove(&listener);
         session.requests.retain(|_, of| *of != listener);
+        self.end_held_accepts_of(listener);
         Outcome::done()
     }
 }
