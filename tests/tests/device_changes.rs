@@ -107,8 +107,9 @@ fn requests_of_a_removed_device_are_flushed() {
         let mut program = rig.program("", &words("write write input wc wc list"));
         program.line_after("ready");
         rig.add("name=gone do=device-removal");
-        program.ask("", "wc 5");
-        program.line_after("wc 5");
+        let first = program.ask("", "wc ");
+        assert!(["5", "12"].contains(&first.as_str()), "{first}");
+        assert_eq!(program.line_after("wc "), "5");
         program.line_after("devices");
         program.succeed();
     }
@@ -384,7 +385,7 @@ fn rules_without_effect_are_refused() {
         ("do=gid-change index=2", "2: no GID with this index on rail"),
         ("do=device-removal qp=3", "qp has no effect with do=device-removal"),
         ("do=pkey-change pkey=0x8000", "needs a P_Key, as in 0x8001"),
-        ("do=speed-change", "do=speed-change needs speed"),
+        ("do=speed-change", "do=speed-change needs speed or width"),
         ("do=speed-change speed=3", "needs one of sdr, ddr"),
     ] {
         let failed = rig.rnicctl(&["fault", "add", rule]);

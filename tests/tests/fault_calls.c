@@ -304,7 +304,7 @@ static void step(const char *name)
         int number = errno;
         if (got < 0)
             has_reason(__LINE__, "ibv_poll_cq", number);
-        printf("poll %d %d\n", got < 0 ? -1 : got, got < 0 ? number : 0);
+        printf("poll %d %d\n", got, got < 0 ? number : 0);
     } else if (!strcmp(name, "next")) {
         struct ibv_poll_cq_attr a = {0};
         printf("next %d\n", ibv_start_poll(extended_cq, &a));

@@ -115,7 +115,7 @@ fn polls_and_notifications_fail() {
     check(
         "do=fail errno=EIO verb=poll_cq nth=2; do=fail errno=ENOSPC verb=req_notify_cq every=2",
         &["poll", "poll", "next", "notify"],
-        &["poll 0 0", "poll -1 5", "next 2", "notify 0 28"],
+        &["poll 0 0", "poll -5 5", "next 2", "notify 0 28"],
     );
     check("do=fail errno=EIO verb=poll_cq nth=1", &["next", "next"], &["next 5", "next 2"]);
 }
@@ -129,7 +129,7 @@ fn a_failed_poll_takes_no_completions() {
         program.line_after("ready");
         let add = ["fault", "add", "do=fail", "errno=EIO", "verb=poll_cq", "limit=1"];
         assert!(rig.rnicctl(&add).status.success());
-        program.ask("", "poll -1 5");
+        program.ask("", "poll -5 5");
         program.line_after("wc 0 1");
         program.succeed();
         assert!(rig.rnicctl(&["fault", "clear"]).status.success());
@@ -151,7 +151,7 @@ fn a_forked_child_does_not_ask() {
     check(
         "do=fail errno=ENOMEM verb=poll_cq nth=1",
         &["fork", "poll", "poll"],
-        &["child 5", "poll -1 12", "poll 0 0"],
+        &["child 5", "poll -12 12", "poll 0 0"],
     );
 }
 
@@ -213,7 +213,7 @@ fn set_rules_select_objects_of_calls() {
                     let post = failed && verb == "post_send";
                     program.ask("", if post { "post 5 0" } else { "post 0 1" });
                     let polled = program.line_after("poll ");
-                    assert_eq!(polled == "-1 5", failed && verb == "poll_cq", "{polled}");
+                    assert_eq!(polled == "-5 5", failed && verb == "poll_cq", "{polled}");
                     program.line_after("ready");
                     if failed {
                         let log = rig.json(&["fault", "log"]);

@@ -34,7 +34,7 @@ static struct sockaddr_in address_of(const char *ip, int port)
     return address;
 }
 
-static void furnish(void)
+static void create_objects(void)
 {
     struct ibv_qp_init_attr wanted = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC};
     check(!rdma_create_qp(id, NULL, &wanted));
@@ -59,7 +59,7 @@ static void ask(const char *ip, const char *port)
     expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
     check(!rdma_resolve_route(id, 2000));
     expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
-    furnish();
+    create_objects();
     struct rdma_conn_param parameters = {.retry_count = 7, .rnr_retry_count = 7};
     check(!rdma_connect(id, &parameters));
 }
@@ -72,7 +72,7 @@ static void event(void)
     if (found->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
         check(!id);
         id = found->id;
-        furnish();
+        create_objects();
     }
     check(!rdma_ack_cm_event(found));
 }

@@ -1,4 +1,4 @@
-//! Fault rules of connections, as programs of librdmacm meet them: replies that are late or
+//! Fault rules of connections, as seen by programs of librdmacm: replies that are late or
 //! missing, messages of the connection manager, and streams that end inside an FPDU.
 
 use std::path::PathBuf;
@@ -160,7 +160,7 @@ fn a_late_reply_establishes_the_connection() {
 /// Both ends of an iWARP connection give up after the deadlines of the configuration.
 #[test]
 fn a_missing_mpa_reply_times_out() {
-    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"5s\"\n") {
+    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"20s\"\n") {
         let (passive, port) = rig.listens("do=no-reply", &["event", "accept", "event", "silent"]);
         let active = rig.asks(&port, "", &["event", "silent"]);
         assert_eq!(active.succeed(), [TIMED_OUT]);
@@ -173,7 +173,7 @@ fn a_missing_mpa_reply_times_out() {
 /// has none.
 #[test]
 fn an_mpa_reply_comes_too_late() {
-    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"5s\"\n") {
+    for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"20s\"\n") {
         let steps = ["event", "accept", "event", "silent"];
         let (passive, port) = rig.listens("do=late-reply by=1h", &steps);
         assert_eq!(rig.asks(&port, "", &["event", "silent"]).succeed(), [TIMED_OUT]);
@@ -260,15 +260,18 @@ fn duplicate_connection_messages_have_no_effect() {
         let rules = "do=cm-message effect=duplicate";
         connect_under(&rig, rules, rules);
         assert!(seen(&rig.passive, "mra") + seen(&rig.passive, "rep") > 1);
-        let rules = "do=cm-message effect=duplicate by=9ms";
+        let rules = "do=cm-message effect=duplicate by=9ms name=later";
         connect_under(&rig, rules, rules);
+        assert!(!log_of(&rig.passive, "later").is_empty());
     }
 }
 
 #[test]
 fn delayed_connection_messages_arrive() {
     for rig in rigs(ROCE, "") {
-        connect_under(&rig, "do=cm-message by=9ms", "do=cm-message by=9ms");
+        let rules = "do=cm-message by=9ms name=later";
+        connect_under(&rig, rules, rules);
+        assert!(!log_of(&rig.passive, "later").is_empty());
     }
 }
 

@@ -3,6 +3,7 @@
 //
 //   send, write, read, atomic   posts a request on the first QP (and a receive on the second)
 //   wc, receive                 waits for a completion of the first or second QP: its status
+//   no_wc                       checks that there is no completion of the first QP
 //   arm                         arms the CQ of the first QP
 //   cq_event, no_cq_event       waits for its completion event, or checks that none is ready
 //   error                       moves the first QP to ERR
@@ -127,6 +128,9 @@ static void step(const char *name)
         post(IBV_WR_ATOMIC_FETCH_AND_ADD);
     } else if (!strcmp(name, "wc")) {
         complete(name, 0);
+    } else if (!strcmp(name, "no_wc")) {
+        struct ibv_wc wc;
+        MUST(ibv_poll_cq(cq[0], 1, &wc) == 0);
     } else if (!strcmp(name, "receive")) {
         complete(name, 1);
     } else if (!strcmp(name, "event")) {
