@@ -275,7 +275,7 @@ impl Action {
             "hold-completion" => {
                 let gap = words.time("gap")?;
                 Action::HoldCompletion {
-                    by: words.time("by")?.or(gap).ok_or_else(|| missing("by"))?,
+                    by: words.time("by")?.or(gap).ok_or_else(|| missing("by or gap"))?,
                     batch: words.number("batch", 2, u32::MAX)?,
                     gap: gap.unwrap_or_default(),
                 }

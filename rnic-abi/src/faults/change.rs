@@ -12,7 +12,7 @@ pub enum Change {
         /// Index of the entry as programs see it (`ibv_query_gid(3)`); `None` for all entries.
         index: Option<u16>,
     },
-    /// The P_Key table has another entry 0.
+    /// Entry 0 of the P_Key table changes.
     PKey(u16),
     /// The link has another speed.
     Speed {
@@ -38,7 +38,7 @@ impl Change {
                 let speed = words.parse("speed", |value| code(SPEEDS, value))?;
                 let width = words.parse("width", |value| code(WIDTHS, value))?;
                 if speed.is_none() && width.is_none() {
-                    return Err(FaultError::Missing { action, key: "speed" });
+                    return Err(FaultError::Missing { action, key: "speed or width" });
                 }
                 Change::Speed { speed, width }
             }
@@ -55,7 +55,7 @@ pub fn p_keys_match(own: u16, sender: u16) -> bool {
     (own ^ sender) & PARTITION == 0 && (own | sender) & FULL_MEMBER != 0
 }
 
-/// Parses a P_Key that is not invalid: the partition 0 does not exist (IBTA specification, volume
+/// Parses a valid P_Key: the partition 0 does not exist (IBTA specification, volume
 /// 1, section 10.9.2).
 fn p_key(text: &str) -> Result<u16, String> {
     let parsed = match text.strip_prefix("0x") {
@@ -140,7 +140,7 @@ mod tests {
             ("do=gid-change index=256", "index=256: needs a whole number from 0 to 255"),
             ("do=pkey-change pkey=0x8000", "pkey=0x8000: needs a P_Key, as in 0x8001"),
             ("do=pkey-change pkey=65536", "pkey=65536: needs a P_Key, as in 0x8001"),
-            ("do=speed-change", "do=speed-change needs speed"),
+            ("do=speed-change", "do=speed-change needs speed or width"),
             ("do=speed-change speed=3", "speed=3: needs one of sdr, ddr, qdr, fdr10, fdr, edr"),
             ("do=speed-change width=3x", "width=3x: needs one of 1x, 4x, 8x, 12x, 2x"),
             ("do=gid-change peer=::1", "peer has no effect with do=gid-change"),

@@ -61,7 +61,7 @@ impl MessageEffect {
         let by = words.time("by")?;
         let effect = words.parse("effect", |value| match (value, by) {
             ("drop", None) => Ok(MessageEffect::Drop),
-            ("drop", Some(_)) => Err("excludes by".to_owned()),
+            ("drop", Some(_)) => Err("cannot be combined with by".to_owned()),
             ("duplicate", by) => Ok(MessageEffect::Duplicate { by: by.unwrap_or_default() }),
             _ => Err("needs drop or duplicate".to_owned()),
         })?;
@@ -110,7 +110,7 @@ mod tests {
         for (text, error) in [
             ("", "do=cm-message needs effect or by"),
             ("effect=lose", "effect=lose: needs drop or duplicate"),
-            ("effect=drop by=1s", "effect=drop: excludes by"),
+            ("effect=drop by=1s", "effect=drop: cannot be combined with by"),
             (
                 "type=lap effect=drop",
                 "type=lap: needs one of req, mra, rej, rep, rtu, dreq, drep, sidr-req, sidr-rep",

@@ -330,7 +330,7 @@ fn errors_of_the_form() {
         ("do=complete", "do=complete needs status"),
         ("do=refuse", "do=refuse needs as"),
         ("do=terminate", "do=terminate needs code"),
-        ("do=hold-completion", "do=hold-completion needs by"),
+        ("do=hold-completion", "do=hold-completion needs by or gap"),
         ("do=fail verb=reg_mr", "do=fail needs errno"),
         ("do=event", "do=event needs event"),
         ("do=order", "do=order needs order"),
@@ -457,7 +457,6 @@ fn verbs_are_named_with_and_without_prefix() {
     }
 }
 
-/// Each request that a program makes by calling a verb can fail.
 #[test]
 fn verbs_of_the_library_have_their_calls() {
     let calls = |verb| one(&format!("do=stop verb={verb}")).select.verb.unwrap().library_calls();
@@ -466,6 +465,7 @@ fn verbs_of_the_library_have_their_calls() {
     assert_eq!(calls("reg_mr"), 0);
 }
 
+/// Each request that a program makes by calling a verb can fail.
 #[test]
 fn every_request_is_a_verb_or_internal() {
     /// Requests of `rnicctl`, and of the library without a verb of its own.
