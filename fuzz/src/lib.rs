@@ -72,9 +72,10 @@ pub const REGION: usize = 4096;
 const ARENA: usize = 256 << 10;
 
 /// Fault rules that the targets may set, each of them alone or with others.
-const RULES: [&str; 18] = [
+const RULES: [&str; 19] = [
     "do=complete status=rem-op-err every=3",
     "do=complete status=loc-prot-err opcode=read nth=2",
+    "do=delay-request by=50ms every=5",
     "do=refuse as=access-error every=4",
     "do=refuse as=invalid-request opcode=write nth=2",
     "do=terminate code=1/2/01 nth=3",

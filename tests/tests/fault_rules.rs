@@ -319,7 +319,7 @@ fn a_cleared_rule_leaves_existing_qps() {
 fn wrong_rules_name_the_word() {
     let Some(rig) = Rig::start("direct") else { return };
     for (rule, text) in [
-        ("do=fly", "do=fly: needs one of complete, refuse"),
+        ("do=fly", "do=fly: needs one of complete, delay-request"),
         ("do=complete", "do=complete needs status"),
         ("do=complete status=ok", "status=ok: needs one of loc-len-err"),
         ("do=complete status=fatal-err verb=reg_mr", "verb has no effect with do=complete"),

@@ -23,6 +23,11 @@ pub enum Action {
         /// Status of the completion.
         status: CompletionStatus,
     },
+    /// Lets a request begin later, as if its doorbell were slow. Later requests of the QP wait too.
+    DelayRequest {
+        /// Delay.
+        by: Duration,
+    },
     /// Refuses a message of the peer as if it were invalid. Both ends fail as with a real error.
     Refuse {
         /// The error.
@@ -211,6 +216,7 @@ impl Point {
 /// Names of the actions with their own keys.
 const ACTIONS: &[(&str, &[&str])] = &[
     ("complete", &["status"]),
+    ("delay-request", &["by"]),
     ("refuse", &["as"]),
     ("terminate", &["code"]),
     ("rnr", &["times"]),
@@ -262,6 +268,9 @@ impl Action {
             "complete" => {
                 let status = words.parse("status", status)?;
                 Action::Complete { status: status.ok_or_else(|| missing("status"))? }
+            }
+            "delay-request" => {
+                Action::DelayRequest { by: words.time("by")?.ok_or_else(|| missing("by"))? }
             }
             "refuse" => {
                 let error = words.parse("as", |value| listed(REFUSALS, value, ""))?;
@@ -340,7 +349,7 @@ impl Action {
     /// Returns the occasion at which the action takes place unless the rule selects another.
     pub(super) fn point(self) -> Point {
         match self {
-            Action::Complete { .. } => Point::Request,
+            Action::Complete { .. } | Action::DelayRequest { .. } => Point::Request,
             Action::Refuse { .. } | Action::Terminate { .. } => Point::Message,
             Action::Rnr { .. } => Point::Receive,
             Action::HoldCompletion { .. } | Action::LoseCompletion => Point::Completion,

@@ -35,6 +35,7 @@ fn every_action_has_its_arguments() {
             Action::Complete { status: CompletionStatus::RemoteOperation },
             Point::Request,
         ),
+        ("do=delay-request by=5ms", Action::DelayRequest { by }, Point::Request),
         (
             "do=refuse as=access-error",
             Action::Refuse { error: RefusedAs::AccessError },
@@ -339,9 +340,9 @@ fn errors_of_the_form() {
         assert_eq!(error(text), expected, "{text}");
     }
     let none = error("qp=1");
-    assert!(none.starts_with("do is missing; the actions are complete, refuse, "), "{none}");
+    assert!(none.starts_with("do is missing; the actions are complete, delay-request, "), "{none}");
     let unknown = error("do=explode");
-    assert!(unknown.starts_with("do=explode: needs one of complete, refuse, "), "{unknown}");
+    assert!(unknown.starts_with("do=explode: needs one of complete, delay-request, "), "{unknown}");
 }
 
 #[test]

@@ -164,7 +164,7 @@ impl Engine {
                 self.with(qp, |qp, engine| qp.set_faults(rules, engine));
             }
             EngineCommand::FaultTookEffect(qp) => {
-                self.with(qp, |qp, engine| qp.core.fault_took_effect(engine));
+                self.with(qp, |qp, engine| qp.core.end_request_wait(engine));
             }
             EngineCommand::Inject(qp, fault, effect) => {
                 self.with(qp, |qp, engine| qp.inject(fault, effect, engine));

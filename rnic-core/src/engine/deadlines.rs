@@ -19,6 +19,8 @@ pub(super) enum Due {
     RcClock(Key),
     /// Publish the completions of this QP that a fault rule has held back.
     Completion(Key),
+    /// Begin the request of this QP that a fault rule has delayed.
+    Request(Key),
     /// Send the completion events of this QP that a fault rule has held back.
     CompletionEvent(Key),
     /// End of the time for which this QP holds data, or the response to a Read.

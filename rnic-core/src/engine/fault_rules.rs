@@ -32,6 +32,8 @@ pub(super) enum RequestWait {
     None,
     /// The request waits until the rule has taken effect.
     Waits,
+    /// The request waits until this time.
+    Until(Time),
     /// The rule has taken effect, and the request begins.
     Ended,
 }

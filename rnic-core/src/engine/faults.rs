@@ -35,7 +35,7 @@ impl QpCore {
         let Some(faults) = &mut self.faults else { return RequestFault::None };
         match faults.request {
             RequestWait::None => {}
-            RequestWait::Waits => return RequestFault::Waits,
+            RequestWait::Waits | RequestWait::Until(_) => return RequestFault::Waits,
             RequestWait::Ended => {
                 faults.request = RequestWait::None;
                 return RequestFault::None;
@@ -49,6 +49,14 @@ impl QpCore {
             let effect = Effect::Completes(status);
             return RequestFault::Fails(Reason::Injected { fault, effect });
         }
+        if let Action::DelayRequest { by } = action {
+            let at = engine.now.after(by);
+            faults.request = RequestWait::Until(at);
+            engine.deadlines.set(at, Due::Request(self.key));
+            let text = format!("request {} was delayed by {by:?}", entry.header.wr_id);
+            record(self, engine, fault, text);
+            return RequestFault::Waits;
+        }
         if !rule.begin_report() {
             return RequestFault::None;
         }
@@ -59,16 +67,17 @@ impl QpCore {
     }
 
     /// Forgets that a rule has selected the next request, which is flushed.
-    pub(super) fn forget_request_fault(&mut self) {
-        if let Some(faults) = &mut self.faults {
-            faults.request = RequestWait::None;
+    pub(super) fn forget_request_fault(&mut self, engine: &mut EngineState) {
+        let Some(faults) = &mut self.faults else { return };
+        if let RequestWait::Until(at) = std::mem::take(&mut faults.request) {
+            engine.deadlines.clear(at, Due::Request(self.key));
         }
     }
 
-    /// Lets the request begin that waited for the effect of a rule.
-    pub(super) fn fault_took_effect(&mut self, engine: &mut EngineState) {
+    /// Lets the request begin that waited for the effect of a rule, or for its time.
+    pub(super) fn end_request_wait(&mut self, engine: &mut EngineState) {
         if let Some(faults) = &mut self.faults
-            && matches!(faults.request, RequestWait::Waits)
+            && matches!(faults.request, RequestWait::Waits | RequestWait::Until(_))
         {
             faults.request = RequestWait::Ended;
         }
@@ -197,6 +206,7 @@ impl QpCore {
     /// Drops the held completions of a QP that is destroyed, and returns their slots.
     pub(super) fn drop_held(&mut self, engine: &mut EngineState) {
         self.send_held_events(true, engine);
+        self.forget_request_fault(engine);
         let Some(mut faults) = self.faults.take() else { return };
         if let Some(first) = faults.held.front() {
             engine.deadlines.clear(first.at, Due::Completion(self.key));

@@ -41,7 +41,7 @@ impl Qp {
         }
         self.release(engine);
         self.requester.flush_taken(self.link.accepted());
-        self.core.forget_request_fault();
+        self.core.forget_request_fault(engine);
         self.life.take_flush_pending();
         self.retire(engine);
         let Qp { core, requester, life, .. } = self;

@@ -201,6 +201,9 @@ impl Engine {
                 Some(Due::Completion(key)) => {
                     self.with_key(key, |qp, engine| qp.publish_held(engine));
                 }
+                Some(Due::Request(key)) => {
+                    self.with_key(key, |qp, engine| qp.core.end_request_wait(engine));
+                }
                 Some(Due::CompletionEvent(key)) => {
                     self.with_key(key, |qp, engine| qp.core.send_held_events(false, engine));
                 }

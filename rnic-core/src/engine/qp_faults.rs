@@ -27,6 +27,7 @@ impl Qp {
             self.core.send_held_events(true, engine);
         }
         if rules.is_empty() {
+            self.core.forget_request_fault(engine);
             self.core.faults = None;
             // A request may have waited for the effect of a rule.
             engine.wake(&mut self.core);

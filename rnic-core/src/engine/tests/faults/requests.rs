@@ -154,6 +154,42 @@ fn a_request_that_waits_for_a_rule_is_flushed() {
 }
 
 #[test]
+fn a_request_is_delayed_with_those_behind_it() {
+    for (mut w, which) in pairs() {
+        let rule = set_one(&mut w, A, "do=delay-request by=1s nth=2");
+        for n in 1..=3 {
+            w.recv(B, n, &[]);
+        }
+        w.post(A, &[Wr::send(1, &[]), Wr::send(2, &[]), Wr::send(3, &[])]);
+        assert_eq!(w.completions(A), ["1 Send"], "{which}");
+        w.advance(Duration::from_millis(999));
+        assert_eq!(w.completions(A), [""; 0], "{which}");
+        w.advance(Duration::from_millis(1));
+        assert_eq!(w.completions(A), ["2 Send", "3 Send"], "{which}");
+        assert_eq!(counts(&rule), (3, 1), "{which}");
+        assert_injected(&w, A, "delay-request");
+    }
+}
+
+#[test]
+fn a_delayed_request_ends_with_its_rule_or_qp() {
+    for (mut w, which) in pairs() {
+        set_one(&mut w, A, "do=delay-request by=1h");
+        w.recv(B, 1, &[]);
+        w.post(A, &[Wr::send(1, &[])]);
+        set(&mut w, A, "");
+        assert_eq!(w.completions(A), ["1 Send"], "{which}");
+        set_one(&mut w, A, "do=delay-request by=1h");
+        w.post(A, &[Wr::send(2, &[])]);
+        w.abort(A);
+        assert_eq!(w.completions(A), ["2 Send WrFlush"], "{which}");
+        w.destroy(A);
+        let hour = Duration::from_secs(3000);
+        assert!(w.next_timeout().is_none_or(|at| at.since(w.now) < hour), "{which}");
+    }
+}
+
+#[test]
 fn a_request_waits_no_longer_than_its_rule() {
     for (mut w, which) in pairs() {
         set_one(&mut w, A, "do=qp-fatal opcode=send");
