@@ -248,16 +248,16 @@ fn a_port_that_stays_down_exhausts_retries() {
 }
 
 /// UCX gives up when the retries of its RC QPs are exhausted (`UCX_RC_TIMEOUT`,
-/// `UCX_RC_RETRY_COUNT`).
+/// `UCX_RC_RETRY_COUNT`). Only these read: its UD QPs send before there are RC QPs.
 #[test]
 fn an_mpi_job_outlasts_a_flap_within_its_retries() {
     let Some(collectives) = Collectives::build() else { return };
     let daemon = Daemon::start("");
-    let flap = "do=port-down for=3s opcode=send nth=20";
+    let flap = "do=port-down for=3s opcode=read nth=1";
     let mut command = collectives.command(&daemon, 2, flap);
     let output = command.env("UCX_RC_TIMEOUT", "8s").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("2 ranks agree"), "{output:?}");
-    let mut command = collectives.command(&daemon, 2, "do=port-down opcode=send nth=20");
+    let mut command = collectives.command(&daemon, 2, "do=port-down opcode=read nth=1");
     let output = command.env("UCX_RC_TIMEOUT", "50ms").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("retry counter exceeded"), "{said}");
