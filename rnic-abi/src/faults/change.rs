@@ -2,7 +2,8 @@
 
 use super::error::FaultError;
 use super::names::{Names, listed};
-use super::words::Words;
+use super::words::{Words, decimal_or_hex};
+use crate::roce::p_key::PARTITION;
 
 /// Change of a device or of its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,21 +49,11 @@ impl Change {
     }
 }
 
-/// Returns true if packets with the P_Key of a sender are accepted by a QP with `own`: the
-/// partition is the same, and at least one of both is a full member (IBTA specification, volume 1,
-/// section 10.9.3).
-pub fn p_keys_match(own: u16, sender: u16) -> bool {
-    (own ^ sender) & PARTITION == 0 && (own | sender) & FULL_MEMBER != 0
-}
-
-/// Parses a valid P_Key: the partition 0 does not exist (IBTA specification, volume
-/// 1, section 10.9.2).
+/// Parses a valid P_Key: the partition 0 does not exist (IBTA specification, volume 1, section
+/// 10.9.2).
 fn p_key(text: &str) -> Result<u16, String> {
-    let parsed = match text.strip_prefix("0x") {
-        Some(hex) => u16::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    let valid = parsed.ok().filter(|key| key & PARTITION != 0);
+    let key = decimal_or_hex(text).and_then(|key| u16::try_from(key).ok());
+    let valid = key.filter(|key| key & PARTITION != 0);
     valid.ok_or_else(|| "needs a P_Key, as in 0x8001, with a partition other than 0".to_owned())
 }
 
@@ -87,16 +78,10 @@ const SPEEDS: Names<u8> = &[
 /// Numbers of lanes (`active_width`).
 const WIDTHS: Names<u8> = &[("1x", 1), ("4x", 2), ("8x", 4), ("12x", 8), ("2x", 16)];
 
-/// The default P_Key, of a full member.
-pub const DEFAULT_P_KEY: u16 = 0xFFFF;
 /// Maximum index of a GID in verbs (`sgid_index`).
 const MAX_GID_INDEX: u16 = 255;
 /// A partition other than the default one.
 const OTHER_PARTITION: u16 = 0x8001;
-/// Bits of a P_Key that name the partition.
-const PARTITION: u16 = 0x7FFF;
-/// Bit of a P_Key of a full member.
-const FULL_MEMBER: u16 = 0x8000;
 
 #[cfg(test)]
 mod tests {
@@ -148,20 +133,6 @@ mod tests {
         ] {
             let found = parsed(text).expect_err(text);
             assert!(found.starts_with(error), "{text}: {found}");
-        }
-    }
-
-    #[test]
-    fn one_of_two_p_keys_is_of_a_full_member() {
-        for (own, sender, matches) in [
-            (0xFFFF, 0xFFFF, true),
-            (0xFFFF, 0x7FFF, true),
-            (0x7FFF, 0xFFFF, true),
-            (0x7FFF, 0x7FFF, false),
-            (0x8001, 0xFFFF, false),
-            (0x8001, 0x0001, true),
-        ] {
-            assert_eq!(p_keys_match(own, sender), matches, "{own:#x} {sender:#x}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::error::FaultError;
 use super::opcode::Opcode;
 use super::verb::Verb;
-use super::words::{Words, yes};
+use super::words::{Words, decimal_or_hex, yes};
 
 /// Objects and operations that a rule concerns. Each key that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -108,7 +108,5 @@ impl Selector {
 }
 
 fn rkey(text: &str) -> Result<u32, String> {
-    let hex = text.strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16));
-    let rkey = hex.unwrap_or_else(|| text.parse());
-    rkey.map_err(|_| "needs a remote key (rkey), decimal or with 0x".to_owned())
+    decimal_or_hex(text).ok_or_else(|| "needs a remote key (rkey), decimal or with 0x".to_owned())
 }

@@ -117,3 +117,9 @@ impl Words {
 pub(super) fn yes(text: &str) -> Result<bool, String> {
     text.parse().map_err(|_| "needs true or false".to_owned())
 }
+
+/// Parses a number, in hexadecimal after `0x`.
+pub(super) fn decimal_or_hex(text: &str) -> Option<u32> {
+    let hex = text.strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16));
+    hex.unwrap_or_else(|| text.parse()).ok()
+}

@@ -10,9 +10,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::ServiceId;
-use super::mad::{
-    self, ADDRESSES_LEN, Bytes, DEFAULT_PARTITION, Exchange, LEN, MadFault, part, put, word,
-};
+use super::mad::{self, ADDRESSES_LEN, Bytes, Exchange, LEN, MadFault, part, put, word};
+use super::p_key::DEFAULT_P_KEY;
 use crate::types::{Gid, QpId};
 
 /// Size of the private data of a request after the IP addresses, in bytes.
@@ -222,7 +221,7 @@ impl Request {
             REQUEST_PSN,
             high(self.psn, self.response_timeout << 3 | self.retry_count & 7),
         );
-        put(&mut bytes, PARTITION, DEFAULT_PARTITION.to_be_bytes());
+        put(&mut bytes, PARTITION, DEFAULT_P_KEY.to_be_bytes());
         bytes[MTU] = self.path_mtu << 4 | self.rnr_retry & 7;
         bytes[CM_RETRIES] = self.max_cm_retries << 4 | u8::from(self.srq) << 3;
         put(&mut bytes, LOCAL_LID, LID.to_be_bytes());

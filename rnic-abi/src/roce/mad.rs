@@ -19,6 +19,7 @@
 //!  20  destination address
 //! ```
 
+use super::p_key::DEFAULT_P_KEY;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{Datagram, packet};
@@ -68,7 +69,7 @@ pub fn packet(from: IpAddr, to: IpAddr, message: &Bytes, port: u16) -> Vec<u8> {
         source: QP,
         to: to.into(),
         qp: QP,
-        p_key: DEFAULT_PARTITION,
+        p_key: DEFAULT_P_KEY,
         q_key: Q_KEY,
         psn: 0,
         immediate: None,
@@ -206,8 +207,6 @@ const IPV6: u8 = 6 << 4;
 const PORT: usize = 2;
 const FROM: usize = 4;
 const TO: usize = 20;
-/// Partition key of every port.
-pub const DEFAULT_PARTITION: u16 = 0xFFFF;
 
 #[cfg(test)]
 mod tests {

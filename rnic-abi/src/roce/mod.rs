@@ -13,6 +13,7 @@ pub mod grh;
 pub mod icrc;
 mod ip;
 pub mod mad;
+pub mod p_key;
 pub mod packet;
 pub mod sidr;
 

@@ -17,9 +17,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::ServiceId;
-use super::mad::{
-    self, ADDRESSES_LEN, Bytes, DEFAULT_PARTITION, Exchange, LEN, MadFault, part, put, word,
-};
+use super::mad::{self, ADDRESSES_LEN, Bytes, Exchange, LEN, MadFault, part, put, word};
+use super::p_key::DEFAULT_P_KEY;
 use crate::types::QpId;
 
 /// Size of the private data of a request, in bytes.
@@ -85,7 +84,7 @@ impl Request {
     /// Encodes the message.
     pub fn emit(&self) -> Bytes {
         let mut bytes = mad::begin(REQUEST, self.exchange);
-        put(&mut bytes, PARTITION_AT, DEFAULT_PARTITION.to_be_bytes());
+        put(&mut bytes, PARTITION_AT, DEFAULT_P_KEY.to_be_bytes());
         put(&mut bytes, REQUEST_SERVICE, self.service.0.to_be_bytes());
         mad::put_addresses(&mut bytes, ADDRESSES_AT, self.from, self.to);
         put(&mut bytes, REQUEST_DATA_AT, self.private_data);

@@ -8,7 +8,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 
-use rnic_abi::faults::change::p_keys_match;
+use rnic_abi::roce::p_key::{DEFAULT_P_KEY, p_keys_match};
 use rnic_abi::roce::packet::{MAX_LEN, destination, parse};
 use rnic_abi::roce::{connection, mad, sidr};
 use rnic_abi::types::Time;
@@ -161,7 +161,7 @@ impl DatagramSockets {
 /// proves little, because any QP may use it.
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
-    let of_partition = p_keys_match(mad::DEFAULT_PARTITION, datagram.p_key);
+    let of_partition = p_keys_match(DEFAULT_P_KEY, datagram.p_key);
     let of_management = datagram.source == mad::QP && datagram.q_key == mad::Q_KEY;
     let mad: mad::Bytes = data.try_into().ok().filter(|_| of_partition && of_management)?;
     let (from, to) = (from.ip(), to.ip());
@@ -201,7 +201,7 @@ mod tests {
             let psn = 0;
             let immediate = None;
             let solicited = false;
-            let p_key = mad::DEFAULT_PARTITION;
+            let p_key = DEFAULT_P_KEY;
             let datagram =
                 Datagram { from, source, to, qp, p_key, q_key, psn, immediate, solicited };
             emit(&datagram, data, 4791, 4791)

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use arrivals::{Drops, PendingDatagram};
 
-use rnic_abi::faults::change::DEFAULT_P_KEY;
+use rnic_abi::roce::p_key::DEFAULT_P_KEY;
 use rnic_abi::types::{Gid, QpState};
 
 /// Configuration of a UD QP.
@@ -33,7 +33,7 @@ pub struct DatagramConfig {
 }
 
 /// The ports of a device, as UD QPs see them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct DatagramPort {
     /// GID table.
     pub gids: Vec<Gid>,

@@ -13,7 +13,7 @@ use crate::engine::responder::placement::Placed;
 use crate::engine::schedule::QUANTUM;
 use crate::engine::state::EngineState;
 use rnic_abi::abi::queue::{CompletionFlags, Cqe};
-use rnic_abi::faults::change::p_keys_match;
+use rnic_abi::roce::p_key::p_keys_match;
 use rnic_abi::roce::{Datagram, grh};
 use rnic_abi::shm::attached::CopyEnd;
 use rnic_abi::types::CompletionStatus;

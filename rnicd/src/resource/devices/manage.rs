@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, GidRow, NO_GID};
-use rnic_abi::faults::change::DEFAULT_P_KEY;
+use rnic_abi::roce::p_key::DEFAULT_P_KEY;
 
 use super::{ByPattern, DeviceError, RoceDevice};
 use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};

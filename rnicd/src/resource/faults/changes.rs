@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, NO_GID, Refusal, Wiring};
-use rnic_abi::faults::change::{Change, DEFAULT_P_KEY, p_keys_match};
+use rnic_abi::faults::change::Change;
 use rnic_abi::faults::{Action, AsyncEvent, FaultRule, Selector};
+use rnic_abi::roce::p_key::{DEFAULT_P_KEY, p_keys_match};
 use rnic_abi::types::*;
 use rnic_core::engine::{DatagramPort, PortChanges};
 
