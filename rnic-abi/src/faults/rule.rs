@@ -65,9 +65,9 @@ impl FaultRule {
             Point::Once if select.opcode.is_some() => Point::Request,
             point => point,
         };
-        if let Some(only) = action.only_verb() {
-            select.verb = Some(only);
-        }
+        let only = action.only_verb();
+        let other = select.verb.filter(|verb| only.is_some_and(|only| only != *verb));
+        select.verb = only.or(select.verb);
         // Posting is the only verb with an opcode.
         let posts = select.verb == Some(Verb::POST_SEND);
         let has_effect = |key: &str| key == "opcode" && posts || has_effect(key, point);
@@ -86,6 +86,7 @@ impl FaultRule {
             }
             _ => unused.map(|(key, _)| key),
         };
+        let unused = unused.or(other.map(|_| "verb"));
         if let Some(key) = words.left().or(unused) {
             let own = keys_of(action_name).iter();
             let all = own.chain(select::KEYS).chain(trigger::KEYS);

@@ -358,6 +358,8 @@ fn errors_of_keys_without_effect() {
         ("do=complete status=fatal-err verb=reg_mr", "verb", "complete"),
         ("do=disconnect opcode=send verb=reg_mr", "opcode", "disconnect"),
         ("do=link delay=1ms opcode=send", "opcode", "link"),
+        ("do=reject verb=reg_mr", "verb", "reject"),
+        ("do=addr-error verb=rdma_resolve_route", "verb", "addr-error"),
         ("do=link delay=1ms mr=1", "mr", "link"),
         ("do=complete status=fatal-err mr=1", "mr", "complete"),
         ("do=complete status=fatal-err flushed=true", "flushed", "complete"),
