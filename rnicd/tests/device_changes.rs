@@ -5,13 +5,10 @@
 #[allow(dead_code)]
 mod support;
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rnic_abi::abi::control::*;
 use rnic_abi::types::*;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::RecvFlags;
 use support::*;
 
 const GID_CHANGE: u32 = 18;
@@ -32,23 +29,6 @@ fn devices(raw: &mut Raw) -> Vec<DeviceRow> {
         Ok(ReplyBody::Device(device)) => device.devices,
         other => panic!("{other:?}"),
     }
-}
-
-/// Returns the next event, if one arrives within this time.
-fn event_within(raw: &Raw, time: Duration) -> Option<Event> {
-    let socket = &raw.descriptors[1];
-    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-    let mut ready = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
-    if rustix::event::poll(&mut ready, Some(&time)).unwrap() == 0 {
-        return None;
-    }
-    let mut bytes = vec![0; MAX_MESSAGE];
-    let (_, n) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()).unwrap();
-    Some(postcard::from_bytes(&bytes[..n]).unwrap())
-}
-
-fn event(raw: &Raw) -> Event {
-    event_within(raw, Duration::from_secs(180)).expect("an event")
 }
 
 fn state(raw: &mut Raw, qp: QpId) -> QpState {
@@ -128,7 +108,7 @@ fn a_removed_device_fails_its_qps_without_events() {
     assert_eq!(names(&mut raw), ["one", "two", "rnicd0"]);
 }
 
-/// A program may cause occasions without a limit.
+/// A program may cause any number of occasions.
 #[test]
 fn a_change_in_effect_is_not_announced_again() {
     let daemon = daemon(CONFIG);

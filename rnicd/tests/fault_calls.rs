@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use rnic_abi::abi::control::*;
 use rnic_abi::abi::queue::arena_header;
 use rnic_abi::types::*;
-use rustix::net::RecvFlags;
 use support::*;
 
 /// Users without an account on any system.
@@ -124,11 +123,4 @@ fn a_failed_resolution_is_followed_by_its_event() {
     assert_eq!(ask(&mut raw, to(([192, 0, 2, 2], 1).into())), Ok(ReplyBody::Done));
     assert_eq!(ask(&mut raw, to(peer)), Ok(ReplyBody::EventFollows));
     assert_eq!(event(&raw), Event::ResolutionFailed { context: 8, errno: 5 });
-}
-
-fn event(raw: &Raw) -> Event {
-    let mut bytes = vec![0; MAX_MESSAGE];
-    let (_, n) =
-        rustix::net::recv(&raw.descriptors[1], &mut bytes[..], RecvFlags::empty()).unwrap();
-    postcard::from_bytes(&bytes[..n]).unwrap()
 }

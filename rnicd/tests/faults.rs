@@ -6,13 +6,10 @@
 #[allow(dead_code)]
 mod support;
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rnic_abi::abi::control::*;
 use rnic_abi::types::*;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::RecvFlags;
 use support::*;
 
 /// Users without an account on any system.
@@ -62,23 +59,6 @@ fn names(raw: &mut Raw) -> Vec<String> {
 
 fn open_pd(raw: &mut Raw) -> Result<ReplyBody, Refusal> {
     raw.call(RequestBody::OpenPd { name: None })
-}
-
-/// Returns the next event, if one arrives within this time.
-fn event_within(raw: &Raw, time: Duration) -> Option<Event> {
-    let socket = &raw.descriptors[1];
-    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-    let mut ready = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
-    if rustix::event::poll(&mut ready, Some(&time)).unwrap() == 0 {
-        return None;
-    }
-    let mut bytes = vec![0; MAX_MESSAGE];
-    let (_, n) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()).unwrap();
-    Some(postcard::from_bytes(&bytes[..n]).unwrap())
-}
-
-fn event(raw: &Raw) -> Event {
-    event_within(raw, Duration::from_secs(180)).expect("an event")
 }
 
 /// Returns the next event, which must be asynchronous: its number and object.

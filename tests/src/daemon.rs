@@ -1,11 +1,12 @@
 //! A daemon under test.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rnic_client::{Context, StatusInfo};
 use rustix::process::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::built;
@@ -98,6 +99,37 @@ impl Daemon {
     /// Returns the daemon's process ID.
     pub fn pid(&self) -> u32 {
         self.process.as_ref().map_or(0, Process::id)
+    }
+
+    /// Runs `rnicctl` on this daemon.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be started.
+    pub fn rnicctl(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(built::program("rnicctl"));
+        command.args(args).arg("--socket").arg(&self.socket).output().expect("rnicctl starts")
+    }
+
+    /// Like [`Daemon::rnicctl`], and requires success.
+    ///
+    /// # Panics
+    ///
+    /// If it fails.
+    pub fn control(&self, args: &[&str]) -> Output {
+        let output = self.rnicctl(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output
+    }
+
+    /// Returns the output of `rnicctl` with `--json`.
+    ///
+    /// # Panics
+    ///
+    /// If it fails.
+    pub fn json(&self, args: &[&str]) -> Value {
+        let output = self.control(&[args, &["--json"]].concat());
+        serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
     /// Starts a client process of this daemon that plays `part`.

@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
 use std::time::Instant;
 
-use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, on_path, ports, verbs};
 use tempfile::TempDir;
 
 struct Rig {
@@ -39,18 +38,13 @@ impl Rig {
         Process::start(command)
     }
 
-    fn rnicctl(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(built::program("rnicctl"));
-        command.args(args).arg("--socket").arg(self.daemon.socket()).output().unwrap()
-    }
-
     fn add(&self, rule: &str) {
-        let output = self.rnicctl(&["fault", "add", rule]);
+        let output = self.daemon.rnicctl(&["fault", "add", rule]);
         assert!(output.status.success(), "{rule}: {output:?}");
     }
 
     fn clear(&self) {
-        assert!(self.rnicctl(&["fault", "clear"]).status.success());
+        self.daemon.control(&["fault", "clear"]);
     }
 
     /// Returns the text of a device file.
@@ -79,7 +73,7 @@ fn words(steps: &str) -> Vec<&str> {
     steps.split_whitespace().collect()
 }
 
-/// Runs the program under rules of its own on both paths, and compares what it prints.
+/// Runs the program under rules of its own on both paths, and compares its output.
 fn check(devices: &[&str], rules: &str, steps: &str, printed: &[&str]) {
     for path in PATHS {
         let Some(rig) = Rig::start(path, devices, SOURCE) else { return };
@@ -126,7 +120,7 @@ fn a_removed_device_returns() {
         rig.add("do=device-removal device=rail");
         // Before the reply to the command.
         assert_eq!(rig.file("rail/ports/1/state"), None);
-        let devices = rig.rnicctl(&["device", "list"]).stdout;
+        let devices = rig.daemon.rnicctl(&["device", "list"]).stdout;
         let devices = String::from_utf8_lossy(&devices).into_owned();
         assert!(devices.contains("rail_b") && !devices.contains("rail "), "{devices}");
         program.ask("", "event 8");
@@ -194,7 +188,7 @@ fn one_rail_fails_and_the_other_continues() {
         program.line_after("destroy 0");
         program.line_after("ready");
         // Devices come and go while the program runs.
-        let added = rig.rnicctl(&["device", "add", "rail_c", "--netdev", "lo"]);
+        let added = rig.daemon.rnicctl(&["device", "add", "rail_c", "--netdev", "lo"]);
         assert!(added.status.success(), "{added:?}");
         program.ask("", "devices rail rail_c");
         program.line_after("wc 0");
@@ -388,7 +382,7 @@ fn rules_without_effect_are_refused() {
         ("do=speed-change", "do=speed-change needs speed or width"),
         ("do=speed-change speed=3", "needs one of sdr, ddr"),
     ] {
-        let failed = rig.rnicctl(&["fault", "add", rule]);
+        let failed = rig.daemon.rnicctl(&["fault", "add", rule]);
         let said = String::from_utf8_lossy(&failed.stderr).into_owned();
         assert!(failed.status.code() == Some(1) && said.contains(text), "{rule}: {said}");
     }

@@ -29,11 +29,7 @@ static struct rdma_cm_id *listening(void)
 static struct rdma_cm_id *routed(uint16_t port)
 {
     struct rdma_cm_id *id = new_id();
-    struct sockaddr_in address = loopback(port);
-    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
-    expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
-    check(!rdma_resolve_route(id, 2000));
-    expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    resolve(id, port);
     return id;
 }
 

@@ -2,14 +2,13 @@
 //! resolutions of a verbs program and of a native one.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::Instant;
 
 use rnic_client::{
     Arm, Completion, Error, LeasedRequest, Qp, RecvRequest, SendRequest, SrqOptions,
 };
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
-use serde_json::Value;
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, Process, on_path, ports, verbs};
 use tempfile::TempDir;
 
 const IWARP: &str = "rnicd0";
@@ -37,20 +36,9 @@ impl Rig {
         command.env("RNIC_LOG", "debug");
         command
     }
-
-    fn rnicctl(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(built::program("rnicctl"));
-        command.args(args).arg("--socket").arg(self.daemon.socket()).output().unwrap()
-    }
-
-    fn json(&self, args: &[&str]) -> Value {
-        let output = self.rnicctl(&[args, &["--json"]].concat());
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
 }
 
-/// Runs the program on both devices and both paths, and compares what it prints.
+/// Runs the program on both devices and both paths, and compares its output.
 fn check(rules: &str, steps: &[&str], printed: &[&str]) {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
@@ -128,11 +116,11 @@ fn a_failed_poll_takes_no_completions() {
         let mut program = Process::start(rig.command(device, "", &steps));
         program.line_after("ready");
         let add = ["fault", "add", "do=fail", "errno=EIO", "verb=poll_cq", "limit=1"];
-        assert!(rig.rnicctl(&add).status.success());
+        rig.daemon.control(&add);
         program.ask("", "poll -5 5");
         program.line_after("wc 0 1");
         program.succeed();
-        assert!(rig.rnicctl(&["fault", "clear"]).status.success());
+        rig.daemon.control(&["fault", "clear"]);
     }
 }
 
@@ -203,7 +191,7 @@ fn set_rules_select_objects_of_calls() {
                     let not_here = format!("device={other}");
                     let fail = ["fault", "add", "do=fail", "errno=EIO", &verb_is];
                     let add = |more: &[&str]| {
-                        let output = rig.rnicctl(&[&fail[..], more].concat());
+                        let output = rig.daemon.rnicctl(&[&fail[..], more].concat());
                         assert!(output.status.success(), "{output:?}");
                     };
                     add(&[&selector]);
@@ -216,11 +204,11 @@ fn set_rules_select_objects_of_calls() {
                     assert_eq!(polled == "-5 5", failed && verb == "poll_cq", "{polled}");
                     program.line_after("ready");
                     if failed {
-                        let log = rig.json(&["fault", "log"]);
+                        let log = rig.daemon.json(&["fault", "log"]);
                         assert_eq!(log[0]["rule"], "injected by fault fail", "{log}");
-                        assert_eq!(rig.json(&["fault", "list"])[0]["injected"], 1);
+                        assert_eq!(rig.daemon.json(&["fault", "list"])[0]["injected"], 1);
                     }
-                    assert!(rig.rnicctl(&["fault", "clear"]).status.success());
+                    rig.daemon.control(&["fault", "clear"]);
                     program.ask("", "post 0 1");
                     let (status, lines) = program.finish();
                     assert!(status.success(), "{lines:?}");

@@ -2,10 +2,8 @@
 //! missing, messages of the connection manager, and streams that end inside an FPDU.
 
 use std::path::PathBuf;
-use std::process::Command;
 
-use rnic_tests::{Daemon, PATHS, Process, built, on_path, ports, verbs};
-use serde_json::Value;
+use rnic_tests::{Daemon, PATHS, Process, on_path, ports, verbs};
 use tempfile::TempDir;
 
 /// Names of the devices.
@@ -86,17 +84,9 @@ impl Rig {
     }
 }
 
-/// Runs `rnicctl` on a daemon.
-fn rnicctl(daemon: &Daemon, args: &[&str]) -> Value {
-    let mut command = Command::new(built::program("rnicctl"));
-    let output = command.args(args).arg("--socket").arg(daemon.socket()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap_or_default()
-}
-
 /// Returns the texts of the records that name a fault.
 fn log_of(daemon: &Daemon, fault: &str) -> Vec<String> {
-    let log = rnicctl(daemon, &["fault", "log", "--json"]);
+    let log = daemon.json(&["fault", "log"]);
     let rule = format!("injected by fault {fault}");
     let of_fault = log.as_array().unwrap().iter().filter(|record| record["rule"] == rule.as_str());
     of_fault.map(|record| record["text"].as_str().unwrap().to_owned()).collect()
@@ -104,7 +94,7 @@ fn log_of(daemon: &Daemon, fault: &str) -> Vec<String> {
 
 /// Returns the number of occasions of a rule.
 fn seen(daemon: &Daemon, name: &str) -> u64 {
-    let list = rnicctl(daemon, &["fault", "list", "--json"]);
+    let list = daemon.json(&["fault", "list"]);
     let row = list.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
     row["seen"].as_u64().unwrap()
 }
@@ -123,12 +113,12 @@ fn lines_of(passive: Process) -> Vec<String> {
 /// Steps of both ends: one Send, and the active end disconnects.
 const PASSIVE: [&str; 6] = ["event", "accept", "event", "receive", "event", "event"];
 const ACTIVE: [&str; 6] = ["event", "send", "wc", "disconnect", "event", "event"];
-/// What they see on the RoCE device.
+/// Output of the ends on the RoCE device.
 const SEEN_BY_PASSIVE: [&str; 6] =
     [REQUEST, ESTABLISHED, "receive 0", DISCONNECTED, TIMEWAIT_EXIT, "ready"];
 const SEEN_BY_ACTIVE: [&str; 4] = [ESTABLISHED, "wc 0", DISCONNECTED, TIMEWAIT_EXIT];
 
-/// Connects both ends under rules on the RoCE device. They see what they see without rules. The
+/// Connects both ends under rules on the RoCE device. Their output is that without rules. The
 /// passive end waits for the other.
 fn connect_under(rig: &Rig, of_active: &str, of_passive: &str) {
     let steps = [&PASSIVE[..], &["input", "silent"]].concat();
@@ -192,13 +182,13 @@ fn an_mpa_reply_comes_too_late() {
 #[test]
 fn rep_is_held_back_until_its_rule_is_cleared() {
     for rig in rigs(ROCE, "") {
-        rnicctl(&rig.passive, &["fault", "add", "do=no-reply"]);
+        rig.passive.control(&["fault", "add", "do=no-reply"]);
         let steps = ["event", "accept", "silent", "input", "event", "receive", "event"];
         let (mut passive, port) = rig.listens("", &steps);
         let active = rig.asks(&port, "", &["event", "send", "wc", "disconnect", "event"]);
         passive.line_after("ready");
         assert_eq!(log_of(&rig.passive, "no-reply")[0], "REP was not sent");
-        rnicctl(&rig.passive, &["fault", "clear"]);
+        rig.passive.control(&["fault", "clear"]);
         passive.ask("", ESTABLISHED);
         assert_eq!(active.succeed(), [ESTABLISHED, "wc 0", DISCONNECTED]);
         passive.succeed();
@@ -218,7 +208,7 @@ fn lost_connection_messages_are_repeated() {
         for (daemon, kind, _) in &kinds {
             let name = format!("name={kind}");
             let kind = format!("type={kind}");
-            rnicctl(daemon, &["fault", "add", &name, "do=cm-message", &kind, "effect=drop nth=1"]);
+            daemon.control(&["fault", "add", &name, "do=cm-message", &kind, "effect=drop nth=1"]);
         }
         connect_under(&rig, "", "");
         for (daemon, kind, sent) in kinds {
@@ -238,7 +228,7 @@ fn lost_sidr_messages_are_repeated() {
         let port = ports::unused_port();
         let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(path)));
         for rule in ["type=sidr-req name=req", "type=sidr-rep name=rep"] {
-            rnicctl(&daemon, &["fault", "add", "do=cm-message", "effect=drop nth=1", rule]);
+            daemon.control(&["fault", "add", "do=cm-message", "effect=drop nth=1", rule]);
         }
         let mut command = verbs::command(&program, &daemon);
         command.arg("accepted");
@@ -255,7 +245,7 @@ fn duplicate_connection_messages_have_no_effect() {
     for rig in rigs(ROCE, "") {
         for counts in ["type=mra name=mra", "type=rep name=rep"] {
             let rule = ["fault", "add", "do=cm-message", "effect=drop probability=0", counts];
-            rnicctl(&rig.passive, &rule);
+            rig.passive.control(&rule);
         }
         let rules = "do=cm-message effect=duplicate";
         connect_under(&rig, rules, rules);
@@ -308,7 +298,7 @@ fn rules_select_connection_messages() {
     let add = |name: &str, selector: &str| {
         let name = format!("name={name}");
         let rule = ["fault", "add", &name, "do=cm-message", "effect=duplicate", selector];
-        rnicctl(active, &rule);
+        active.control(&rule);
     };
     for (name, selector) in [
         ("other-device", "device=rnicd0"),
@@ -325,7 +315,7 @@ fn rules_select_connection_messages() {
         add(name, selector);
     }
     connect_under(&rig, "", "");
-    let list = rnicctl(active, &["fault", "list", "--json"]);
+    let list = active.json(&["fault", "list"]);
     for row in list.as_array().unwrap() {
         let name = row["name"].as_str().unwrap();
         let (seen, injected) = (row["seen"].as_u64().unwrap(), row["injected"].as_u64().unwrap());

@@ -3,12 +3,11 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rnic_tests::mpi::Collectives;
 use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
-use serde_json::Value;
 use tempfile::TempDir;
 
 struct Rig {
@@ -39,32 +38,21 @@ impl Rig {
         Process::start(self.command(rules, steps)).succeed()
     }
 
-    fn rnicctl(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(built::program("rnicctl"));
-        command.args(args).arg("--socket").arg(self.daemon.socket()).output().unwrap()
-    }
-
-    fn json(&self, args: &[&str]) -> Value {
-        let output = self.rnicctl(&[args, &["--json"]].concat());
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
     /// Returns the rules of the diagnoses that name this fault.
     fn log_of(&self, fault: &str) -> usize {
-        let log = self.json(&["fault", "log"]);
+        let log = self.daemon.json(&["fault", "log"]);
         let rule = format!("injected by fault {fault}");
         log.as_array().unwrap().iter().filter(|record| record["rule"] == rule.as_str()).count()
     }
 }
 
-/// Runs the program under rules of its own on both paths, and compares what it prints.
+/// Runs the program under rules of its own on both paths, and compares its output.
 fn check(rules: &str, steps: &[&str], printed: &[&str]) {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
         assert_eq!(rig.run(rules, steps), printed, "{rules} on path {path}");
         // The rules have ended with the program.
-        assert_eq!(rig.json(&["fault", "list"]).as_array().unwrap().len(), 0, "{rules}");
+        assert_eq!(rig.daemon.json(&["fault", "list"]).as_array().unwrap().len(), 0, "{rules}");
         rig.daemon.is_empty();
     }
 }
@@ -125,11 +113,11 @@ fn a_flush_may_be_late_or_never_come() {
         let Some(rig) = Rig::start(path) else { return };
         let steps = ["write", "wc", "error", "write", "no_wc", "input", "wc", "state"];
         let add = ["fault", "add", "do=hold-completion", "by=1h", "flushed=true"];
-        assert!(rig.rnicctl(&add).status.success());
+        rig.daemon.control(&add);
         let mut program = Process::start(rig.command("", &steps));
         program.line_after("wc 0");
         program.line_after("ready");
-        assert!(rig.rnicctl(&["fault", "clear"]).status.success());
+        rig.daemon.control(&["fault", "clear"]);
         program.ask("", "wc 5");
         program.line_after("state 6 3");
         program.succeed();
@@ -145,12 +133,12 @@ fn a_flush_may_be_late_or_never_come() {
 fn completion_events_are_held_lost_and_added() {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
-        assert!(rig.rnicctl(&["fault", "add", "do=hold-event", "by=1h"]).status.success());
+        rig.daemon.control(&["fault", "add", "do=hold-event", "by=1h"]);
         let steps = ["arm", "write", "wc", "no_cq_event", "input", "cq_event", "no_cq_event"];
         let mut program = Process::start(rig.command("", &steps));
         program.line_after("wc 0");
         program.line_after("ready");
-        assert!(rig.rnicctl(&["fault", "clear"]).status.success());
+        rig.daemon.control(&["fault", "clear"]);
         program.ask("", "cq_event");
         program.succeed();
     }
@@ -211,10 +199,10 @@ fn a_port_goes_down_and_comes_back() {
         let after = ["event", "wc", "port"];
         let mut program = Process::start(rig.command("", &[&steps[..], &after].concat()));
         program.line_after("ready");
-        let add = rig.rnicctl(&["fault", "add", "name=flap", "do=port-down", "port=1"]);
+        let add = rig.daemon.rnicctl(&["fault", "add", "name=flap", "do=port-down", "port=1"]);
         assert!(add.status.success(), "{add:?}");
-        assert_eq!(rig.json(&["fault", "list"])[0]["in_effect"], true);
-        assert_eq!(rig.json(&["status"])["faults"], 1);
+        assert_eq!(rig.daemon.json(&["fault", "list"])[0]["in_effect"], true);
+        assert_eq!(rig.daemon.json(&["status"])["faults"], 1);
         let state = |device: &str| {
             let tree = format!("{}.tree", rig.daemon.socket().display());
             std::fs::read_to_string(format!("{tree}/class/infiniband/{device}/ports/1/state"))
@@ -227,14 +215,14 @@ fn a_port_goes_down_and_comes_back() {
             assert!(Instant::now() < until, "the device files show the state within a second");
             std::thread::yield_now();
         }
-        assert!(rig.rnicctl(&["fault", "clear", "flap"]).status.success());
+        rig.daemon.control(&["fault", "clear", "flap"]);
         program.ask("", "event 9 port 1");
         // The request either waited, or exhausted its retries of half a second.
         let status = program.line_after("wc ");
         assert!(["0", "12"].contains(&status.as_str()), "{status}");
         program.line_after("port 4");
         program.succeed();
-        assert_eq!(rig.json(&["status"])["faults"], 0);
+        assert_eq!(rig.daemon.json(&["status"])["faults"], 0);
     }
 }
 
@@ -278,11 +266,11 @@ fn a_device_fails() {
 #[test]
 fn rules_are_listed_logged_and_cleared() {
     let Some(rig) = Rig::start("direct") else { return };
-    let add = |words: &[&str]| rig.rnicctl(&[&["fault", "add"], words].concat());
+    let add = |words: &[&str]| rig.daemon.rnicctl(&[&["fault", "add"], words].concat());
     let rule = ["do=complete", "status=rem-access-err", "opcode=write", "every=2"];
     assert!(add(&rule).status.success());
     assert_eq!(rig.run("", &["write", "wc", "write", "wc"]), ["wc 0", "wc 10"]);
-    let list = rig.json(&["fault", "list"]);
+    let list = rig.daemon.json(&["fault", "list"]);
     let row = &list[0];
     assert_eq!((&row["name"], &row["seen"]), (&"complete".into(), &2.into()));
     assert_eq!((&row["injected"], &row["rule"]), (&1.into(), &rule.join(" ").into()));
@@ -292,12 +280,12 @@ fn rules_are_listed_logged_and_cleared() {
     let text = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(text.contains("there is already a fault complete"), "{text}");
     assert!(add(&rule).status.success());
-    assert_eq!(rig.json(&["fault", "list"])[1]["name"], "complete-2");
-    assert!(rig.rnicctl(&["fault", "clear", "complete"]).status.success());
-    assert_eq!(rig.json(&["fault", "list"])[0]["name"], "complete-2");
-    assert!(rig.rnicctl(&["fault", "clear"]).status.success());
-    assert_eq!(rig.json(&["fault", "list"]).as_array().unwrap().len(), 0);
-    let none = rig.rnicctl(&["fault", "clear", "complete"]);
+    assert_eq!(rig.daemon.json(&["fault", "list"])[1]["name"], "complete-2");
+    rig.daemon.control(&["fault", "clear", "complete"]);
+    assert_eq!(rig.daemon.json(&["fault", "list"])[0]["name"], "complete-2");
+    rig.daemon.control(&["fault", "clear"]);
+    assert_eq!(rig.daemon.json(&["fault", "list"]).as_array().unwrap().len(), 0);
+    let none = rig.daemon.rnicctl(&["fault", "clear", "complete"]);
     assert_eq!(none.status.code(), Some(1), "{none:?}");
 }
 
@@ -305,12 +293,12 @@ fn rules_are_listed_logged_and_cleared() {
 fn a_cleared_rule_leaves_existing_qps() {
     let Some(rig) = Rig::start("direct") else { return };
     let rule = ["fault", "add", "do=complete", "status=rem-op-err", "opcode=write"];
-    assert!(rig.rnicctl(&rule).status.success());
+    rig.daemon.control(&rule);
     // Its session begins after the rule was set.
     let mut program = Process::start(rig.command("", &["read", "wc", "input", "write", "wc"]));
     program.line_after("wc 0");
     program.line_after("ready");
-    assert!(rig.rnicctl(&["fault", "clear"]).status.success());
+    rig.daemon.control(&["fault", "clear"]);
     program.ask("", "wc 0");
     program.succeed();
 }
@@ -331,7 +319,7 @@ fn wrong_rules_name_the_word() {
         if text.starts_with("not allowed") && rustix::process::getuid().is_root() {
             continue;
         }
-        let failed = rig.rnicctl(&["fault", "add", rule]);
+        let failed = rig.daemon.rnicctl(&["fault", "add", rule]);
         let said = String::from_utf8_lossy(&failed.stderr).into_owned();
         assert!(failed.status.code() == Some(1) && said.contains(text), "{rule}: {said}");
         let mut command = rig.command(rule, &[]);

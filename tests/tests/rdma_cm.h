@@ -58,6 +58,16 @@ static inline struct sockaddr_in loopback(uint16_t port)
 // The channel of the IDs of most parts.
 static struct rdma_event_channel *events;
 
+// Resolves the address and the route of a service on the loopback interface.
+__attribute__((unused)) static void resolve(struct rdma_cm_id *id, uint16_t port)
+{
+    struct sockaddr_in address = loopback(port);
+    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
+    expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
+    check(!rdma_resolve_route(id, 2000));
+    expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
+}
+
 struct part {
     const char *name;
     void (*run)(void);

@@ -31,11 +31,7 @@ static struct rdma_cm_id *listening(void)
 static struct rdma_cm_id *resolved(uint16_t port)
 {
     struct rdma_cm_id *id = new_id();
-    struct sockaddr_in address = loopback(port);
-    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
-    expect(events, RDMA_CM_EVENT_ADDR_RESOLVED);
-    check(!rdma_resolve_route(id, 2000));
-    expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    resolve(id, port);
     struct ibv_device_attr device;
     check(!ibv_query_device(id->verbs, &device) && id->port_num == 1);
     check(id->verbs->device->transport_type == IBV_TRANSPORT_IB);

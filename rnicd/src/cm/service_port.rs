@@ -42,16 +42,8 @@ pub(super) struct ServicePort {
 
 impl Default for ServicePort {
     fn default() -> Self {
-        let port = DatagramPort {
-            gids: Vec::new(),
-            mtu: 0,
-            udp: 0,
-            direct: false,
-            internal: Vec::new(),
-            changes: Default::default(),
-        };
         ServicePort {
-            port: Arc::new(port),
+            port: Arc::default(),
             has_loopback: false,
             secret: RandomState::new(),
             transactions: 0,

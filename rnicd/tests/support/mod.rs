@@ -1,13 +1,16 @@
 //! A daemon in this process and a raw client of its control socket, which has none of the checks of
 //! the client library.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rnic_abi::abi::control::HelloStatus;
+use rnic_abi::abi::control::{Event, HelloStatus, MAX_MESSAGE};
 use rnicd::config::Config;
 use rnicd::exec::PrivateDaemon;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::RecvFlags;
 use rustix::process::{Gid, Uid};
 
 #[path = "../../../tests/src/omit.rs"]
@@ -25,6 +28,24 @@ pub use raw::{Raw, memfd, qp_request, reg_mr};
 pub fn daemon(configuration: &str) -> PrivateDaemon {
     let config = Config::parse(Path::new("test.toml"), configuration).expect("configuration");
     PrivateDaemon::start(config).expect("daemon")
+}
+
+/// Returns the next event of a session, if one arrives within this time.
+pub fn event_within(raw: &Raw, time: Duration) -> Option<Event> {
+    let socket = &raw.descriptors[1];
+    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+    let mut ready = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+    if rustix::event::poll(&mut ready, Some(&time)).unwrap() == 0 {
+        return None;
+    }
+    let mut bytes = vec![0; MAX_MESSAGE];
+    let (_, n) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()).unwrap();
+    Some(postcard::from_bytes(&bytes[..n]).unwrap())
+}
+
+/// Returns the next event of a session.
+pub fn event(raw: &Raw) -> Event {
+    event_within(raw, Duration::from_secs(180)).expect("an event")
 }
 
 /// Waits until `condition` returns true.

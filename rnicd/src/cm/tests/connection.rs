@@ -1,13 +1,10 @@
 //! Connections of RC QPs in one daemon, between two, and with hosts that forge messages.
 
-use std::sync::Arc;
-
 use rnic_abi::abi::control::{RcOffer, RcPeer};
 use rnic_abi::roce::connection::{self, Ids, Message, Reason, Rejected, Service};
 use rnic_abi::roce::mad::{self, Exchange, zero_padded};
 use rnic_abi::roce::{PortSpace, ServiceId};
 use rnic_abi::types::Gid;
-use rnic_core::engine::DatagramPort;
 
 use super::sidr::{A, B, Mad, PORT, ip};
 use super::*;
@@ -742,16 +739,7 @@ fn both_local_ends_lose_the_address() {
             node.cm.establish_rc(ACTIVE, node.now).expect("a reply");
             node.established_rc();
         }
-        let gids = vec![Gid::from(ip("192.0.2.77"))];
-        let port = DatagramPort {
-            gids,
-            mtu: 1024,
-            udp: 4791,
-            direct: true,
-            internal: Vec::new(),
-            changes: Default::default(),
-        };
-        node.cm.set_datagram_port(&Arc::new(port), false, node.now);
+        node.set_addresses(&["192.0.2.77"], true, false);
         let mut ended = Vec::new();
         while let Some(event) = node.cm.poll_event() {
             ended.push(match event {
@@ -767,15 +755,7 @@ fn both_local_ends_lose_the_address() {
     }
     // A connection to another host remains.
     let (mut a, ..) = connected();
-    let port = DatagramPort {
-        gids: Vec::new(),
-        mtu: 1024,
-        udp: 4791,
-        direct: true,
-        internal: Vec::new(),
-        changes: Default::default(),
-    };
-    a.cm.set_datagram_port(&Arc::new(port), false, a.now);
+    a.set_addresses(&[], true, false);
     a.is_silent();
     assert!(a.cm.has_connection(ACTIVE));
 }

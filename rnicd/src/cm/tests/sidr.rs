@@ -26,32 +26,21 @@ impl Node {
     /// A node with this address.
     pub(super) fn at(address: &str, options: CmOptions) -> Self {
         let mut node = Node::new(options);
-        let gids = vec![Gid::from(ip("192.0.2.77")), Gid::from(ip(address))];
-        let port = DatagramPort {
-            gids,
-            mtu: 1024,
-            udp: 4791,
-            direct: true,
-            internal: Vec::new(),
-            changes: Default::default(),
-        };
-        node.cm.set_datagram_port(&Arc::new(port), false, START);
+        node.set_addresses(&["192.0.2.77", address], true, false);
         node
+    }
+
+    /// Replaces the addresses of the device.
+    pub(super) fn set_addresses(&mut self, addresses: &[&str], direct: bool, loopback: bool) {
+        let gids = addresses.iter().map(|address| Gid::from(ip(address))).collect();
+        let port = DatagramPort { gids, mtu: 1024, udp: 4791, direct, ..DatagramPort::default() };
+        self.cm.set_datagram_port(&Arc::new(port), loopback, self.now);
     }
 
     /// A node with the addresses of this host, including loopback.
     pub(super) fn with_loopback(direct: bool) -> Self {
         let mut node = Node::new(options());
-        let gids = vec![Gid::from(ip(A)), Gid::from(ip("127.0.0.1"))];
-        let port = DatagramPort {
-            gids,
-            mtu: 1024,
-            udp: 4791,
-            direct,
-            internal: Vec::new(),
-            changes: Default::default(),
-        };
-        node.cm.set_datagram_port(&Arc::new(port), true, START);
+        node.set_addresses(&[A, "127.0.0.1"], direct, true);
         node
     }
 
