@@ -163,7 +163,7 @@ impl Session {
     }
 
     /// Asks the daemon whether a rule concerns a call. Without a reply the call is admitted: it
-    /// finds by itself that the session has ended, after it has taken what is left in the queues.
+    /// takes what is left in the queues, and then fails because the session has ended.
     #[cold]
     fn ask(&self, call: LibraryCall) -> Result<bool, Error> {
         match self.request(RequestBody::Call(call)) {

@@ -143,8 +143,8 @@ impl Manager {
         }
     }
 
-    /// Begins the lasting effect of a rule. Returns false if the rule has it already: then only its
-    /// time begins anew, because programs may cause occasions without a limit.
+    /// Begins the lasting effect of a rule. Returns false if the rule has it already. Then only
+    /// its timer restarts: a program may cause any number of occasions.
     fn begin_effect(
         &mut self,
         number: u64,
