@@ -46,6 +46,17 @@ fn they_need_the_c_library_and_each_other() {
     }
 }
 
+/// Tables that start with zeros only take no place in the files.
+#[test]
+fn files_have_little_initialised_data() {
+    for file in [PathBuf::from(built::program("rnicd")), library("libibverbs.so.1")] {
+        let sizes = output(Command::new("size").arg("-A").arg(&file));
+        let data = sizes.lines().find_map(|line| line.strip_prefix(".data ")).unwrap();
+        let bytes: u64 = data.split_whitespace().next().unwrap().parse().unwrap();
+        assert!(bytes < 64 << 10, "{}: {bytes} bytes", file.display());
+    }
+}
+
 /// Every call between the libraries resolves, and arguments arrive.
 #[test]
 fn program_with_bind_now_starts() {

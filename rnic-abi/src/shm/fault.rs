@@ -72,13 +72,14 @@ impl Drop for Registration {
     }
 }
 
+/// All zeros at first: any other value would put the 1.5 MiB into every program's file.
 struct Table {
     slots: [Slot; SLOTS],
     /// Number of slots that the handler searches: no slot from this number on has ever been used.
     used: AtomicUsize,
     /// Start of the search for a free slot.
     hint: AtomicUsize,
-    /// Page size in bytes, written by `install`.
+    /// Page size in bytes, written by `install` before the handler can run.
     page: AtomicUsize,
 }
 
@@ -105,7 +106,7 @@ impl Table {
             }; SLOTS],
             used: AtomicUsize::new(0),
             hint: AtomicUsize::new(0),
-            page: AtomicUsize::new(4096),
+            page: AtomicUsize::new(0),
         }
     }
 
@@ -328,8 +329,7 @@ mod tests {
     /// Allocates a table in place: its 1.5 MiB may be too large for a test's stack.
     fn heap_table() -> Box<Table> {
         let mut table = Box::<Table>::new_uninit();
-        // SAFETY: `Table::new` is all zeros except for `page`, zeros are valid for all its atomics,
-        // and `page` is used only by `absorb`, which these tests do not call on it.
+        // SAFETY: zeros are valid for all its atomics.
         unsafe {
             table.as_mut_ptr().write_bytes(0, 1);
             table.assume_init()
