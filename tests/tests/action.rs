@@ -2,7 +2,7 @@
 //! files. The GitLab component uses the same scripts; its lines run as a runner of GitLab does:
 //! those before the job in the shell of the job, those after it in another.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -129,7 +129,7 @@ fn steps_get_the_device() {
     let text = said(&output);
     assert!(output.status.success(), "{text}");
     let outputs = job.pairs("output");
-    let expected = [("device", "rxe_7"), ("interface", "lo"), ("gid-index", "1")];
+    let expected = [("device-name", "rxe_7"), ("interface", "lo"), ("gid-index", "1")];
     for (name, value) in expected.into_iter().chain([("ip", "127.0.0.1")]) {
         assert_eq!(outputs[name], value, "{outputs:?}");
     }
@@ -144,6 +144,11 @@ fn steps_get_the_device() {
     assert_eq!(said(&listed).trim(), "rxe_7");
     let status = said(&step("rnicctl", &["status", "--json"]).unwrap());
     assert!(status.contains("\"pid\""), "{status}");
+    let link = said(&step("rdma", &["link", "show", "rxe_7/1"]).unwrap());
+    assert!(link.starts_with("link rxe_7/1 state ACTIVE"), "{link}");
+    let declared = yaml("action.yml")[0]["outputs"].as_mapping().unwrap().clone();
+    let declared: BTreeSet<String> = declared.keys().map(scalar).collect();
+    assert_eq!(outputs.into_keys().collect::<BTreeSet<_>>(), declared);
 
     let report = said(&job.run("report", &[]));
     for group in ["rnicctl why", "rnicctl events", "tail -n 200"] {
@@ -180,6 +185,19 @@ fn wrong_inputs_are_errors_of_the_job() {
     let text = said(&wrong);
     assert_eq!(wrong.status.code(), Some(1), "{text}");
     assert!(text.contains("mlx9") && text.contains("not a valid configuration"), "{text}");
+}
+
+/// A workflow replaces `SF-Zhou/setup-soft-roce-action` by changing the line that names it.
+#[test]
+fn action_replaces_that_of_soft_roce() {
+    let action = &yaml("action.yml")[0];
+    let inputs = defaults(&action["inputs"]);
+    assert_eq!(inputs["interface"].as_deref(), Some(""));
+    assert_eq!(inputs["device-name"].as_deref(), Some("rxe_0"));
+    let outputs = action["outputs"].as_mapping().unwrap();
+    for name in ["interface", "device-name"] {
+        assert!(outputs.contains_key(name), "{name}");
+    }
 }
 
 /// A job of GitLab that extends `.setup-rnicd`.
@@ -305,7 +323,7 @@ fn gitlab_job_gets_the_device() {
     job.publish(None);
     let output = job.run(
         "ls /sys/class/infiniband\n\
-         echo $RNICD_DEVICE $RNICD_INTERFACE $RNICD_GID_INDEX $RNICD_IP\n\
+         echo $RNICD_DEVICE_NAME $RNICD_INTERFACE $RNICD_GID_INDEX $RNICD_IP\n\
          env -u RNIC_SOCKET rnicctl --socket \"$RNICD_SOCKET\" status --json\n",
     );
     let text = said(&output);

@@ -439,6 +439,29 @@ fn whole_container_gets_the_device() {
     assert_eq!(section("loader"), "", "{found:#?}");
 }
 
+/// The action of GitHub with the input `system`.
+#[test]
+fn action_gives_sudo_the_device() {
+    let Some(place) = container() else { return };
+    if Command::new("zstd").arg("--version").output().is_err() {
+        return omit("zstd is not installed");
+    }
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist/action");
+    copy_files(scripts, &place.at("archive/action"));
+    let found = place.run(include_str!("system/action.sh"));
+    let section = |name: &str| found.get(name).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+    for line in ["device-name=rxe_7", "interface=lo", "ip=127.0.0.1"] {
+        assert!(section("output").lines().any(|found| found == line), "{line}: {found:#?}");
+    }
+    let sudo = section("sudo");
+    assert!(sudo.contains("rxe_7 ") && sudo.contains("link rxe_7/1 state ACTIVE"), "{found:#?}");
+    assert!(section("bandwidth").contains("65536"), "{found:#?}");
+    for line in ["::group::rnicctl why", "::group::tail -n 200 /var/log/rnicd.log"] {
+        assert!(section("report").lines().any(|found| found == line), "{line}: {found:#?}");
+    }
+    assert!(section("again").contains("rxe_8 "), "{found:#?}");
+}
+
 #[test]
 fn units_are_started_by_systemd() {
     let Some(place) = container() else { return };
