@@ -136,6 +136,27 @@ fn members(metadata: &Value) -> BTreeMap<String, String> {
 }
 
 #[test]
+fn crates_have_metadata_for_a_registry() {
+    // Tests, measurements and tools of the repository stay in it.
+    let own = ["rnic-bench", "rnic-tests", "xtask"];
+    for package in metadata()["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        if !package["source"].is_null() || own.contains(&name) {
+            continue;
+        }
+        for key in ["description", "readme", "keywords", "categories"] {
+            let value = &package[key];
+            assert!(
+                !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()),
+                "{name}: {key}"
+            );
+        }
+        assert!(package["metadata"]["docs"]["rs"]["targets"].is_array(), "{name}: docs.rs");
+        assert_eq!(package["publish"], Value::Array(Vec::new()), "{name} has no licence yet");
+    }
+}
+
+#[test]
 fn crates_depend_on_each_other_as_documented() {
     let metadata = metadata();
     let links = links(&metadata);
