@@ -1,13 +1,13 @@
-//! Sizes and offsets that programs were compiled with, on x86-64. The compiler checks each line,
-//! and the tests below compare them with the installed C headers.
+//! Sizes and offsets that programs were compiled with. The compiler checks each line, and the tests
+//! below compare them with the installed C headers.
 
 use super::*;
 
 /// Checks the size of each structure and the offset of each field. A field with another
 /// name in C is written `rust = c`.
 macro_rules! layout {
-    ($($name:ident $size:literal {
-        $($($field:ident).+ $(= $($c:ident).+)? : $offset:literal),* $(,)?
+    ($($name:ident $size:tt {
+        $($($field:ident).+ $(= $($c:ident).+)? : $offset:expr),* $(,)?
     })*) => {
         $(
             const _: () = assert!(size_of::<$name>() == $size);
@@ -25,6 +25,9 @@ macro_rules! layout {
     (@c $($field:ident).+) => { stringify!($($field).+) };
 }
 
+/// Number of bytes by which `pthread_mutex_t` is larger than on x86-64: 8 on AArch64.
+const M: usize = size_of::<libc::pthread_mutex_t>() - 40;
+
 layout! {
     ibv_device 664 {
         _ops: 0, node_type: 16, transport_type: 20, name: 24, dev_name: 88, dev_path: 152,
@@ -34,11 +37,11 @@ layout! {
         alloc_mw: 56, bind_mw: 64, dealloc_mw: 72, poll_cq: 88, req_notify_cq: 96,
         post_srq_recv: 160, post_send: 200, post_recv: 208,
     }
-    ibv_context 328 {
+    ibv_context (328 + M) {
         device: 0, ops: 8, cmd_fd: 264, async_fd: 268, num_comp_vectors: 272, mutex: 280,
-        abi_compat: 320,
+        abi_compat: 320 + M,
     }
-    verbs_context 648 {
+    verbs_context (648 + M) {
         query_port: 0, advise_mr: 8, alloc_null_mr: 16, read_counters: 24, reg_dm_mr: 56,
         alloc_dm: 64, free_dm: 72, modify_flow_action_esp: 80, modify_qp_rate_limit: 104,
         alloc_parent_domain: 112, dealloc_td: 120, alloc_td: 128, modify_cq: 136,
@@ -56,17 +59,18 @@ layout! {
         bind_info.mw_access_flags: 40,
     }
     ibv_comp_channel 16 { context: 0, fd: 8, refcnt: 12 }
-    ibv_cq 128 {
-        context: 0, channel: 8, cq_context: 16, handle: 24, cqe: 28, mutex: 32, cond: 72,
-        comp_events_completed: 120, async_events_completed: 124,
+    ibv_cq (128 + M) {
+        context: 0, channel: 8, cq_context: 16, handle: 24, cqe: 28, mutex: 32, cond: 72 + M,
+        comp_events_completed: 120 + M, async_events_completed: 124 + M,
     }
-    ibv_cq_ex 288 {
-        cq_base.context = context: 0, comp_mask: 128, status: 132, wr_id: 136, start_poll: 144,
-        next_poll: 152, end_poll: 160, read_opcode: 168, read_vendor_err: 176,
-        read_byte_len: 184, read_imm_data: 192, read_qp_num: 200, read_src_qp: 208,
-        read_wc_flags: 216, read_slid: 224, read_sl: 232, read_dlid_path_bits: 240,
-        read_completion_ts: 248, read_cvlan: 256, read_flow_tag: 264, read_tm_info: 272,
-        read_completion_wallclock_ns: 280,
+    ibv_cq_ex (288 + M) {
+        cq_base.context = context: 0, comp_mask: 128 + M, status: 132 + M, wr_id: 136 + M,
+        start_poll: 144 + M, next_poll: 152 + M, end_poll: 160 + M, read_opcode: 168 + M,
+        read_vendor_err: 176 + M, read_byte_len: 184 + M, read_imm_data: 192 + M,
+        read_qp_num: 200 + M, read_src_qp: 208 + M, read_wc_flags: 216 + M, read_slid: 224 + M,
+        read_sl: 232 + M, read_dlid_path_bits: 240 + M, read_completion_ts: 248 + M,
+        read_cvlan: 256 + M, read_flow_tag: 264 + M, read_tm_info: 272 + M,
+        read_completion_wallclock_ns: 280 + M,
     }
     ibv_poll_cq_attr 4 { comp_mask: 0 }
     ibv_cq_init_attr_ex 56 {
@@ -77,9 +81,9 @@ layout! {
         wr_id: 0, status: 8, opcode: 12, vendor_err: 16, byte_len: 20, imm_data: 24, qp_num: 28,
         src_qp: 32, wc_flags: 36, pkey_index: 40, slid: 42, sl: 44, dlid_path_bits: 45,
     }
-    ibv_srq 128 {
-        context: 0, srq_context: 8, pd: 16, handle: 24, mutex: 32, cond: 72,
-        events_completed: 120,
+    ibv_srq (128 + M) {
+        context: 0, srq_context: 8, pd: 16, handle: 24, mutex: 32, cond: 72 + M,
+        events_completed: 120 + M,
     }
     ibv_srq_attr 12 { max_wr: 0, max_sge: 4, srq_limit: 8 }
     ibv_srq_init_attr 24 {
@@ -89,18 +93,19 @@ layout! {
         srq_context: 0, attr: 8, comp_mask: 20, srq_type: 24, pd: 32, xrcd: 40, cq: 48,
         tm_cap: 56,
     }
-    ibv_qp 160 {
+    ibv_qp (160 + M) {
         context: 0, qp_context: 8, pd: 16, send_cq: 24, recv_cq: 32, srq: 40, handle: 48,
-        qp_num: 52, state: 56, qp_type: 60, mutex: 64, cond: 104, events_completed: 152,
+        qp_num: 52, state: 56, qp_type: 60, mutex: 64, cond: 104 + M, events_completed: 152 + M,
     }
-    ibv_qp_ex 352 {
-        qp_base: 0, comp_mask: 160, wr_id: 168, wr_flags: 176, wr_atomic_cmp_swp: 184,
-        wr_atomic_fetch_add: 192, wr_bind_mw: 200, wr_local_inv: 208, wr_rdma_read: 216,
-        wr_rdma_write: 224, wr_rdma_write_imm: 232, wr_send: 240, wr_send_imm: 248,
-        wr_send_inv: 256, wr_send_tso: 264, wr_set_ud_addr: 272, wr_set_xrc_srqn: 280,
-        wr_set_inline_data: 288, wr_set_inline_data_list: 296, wr_set_sge: 304,
-        wr_set_sge_list: 312, wr_start: 320, wr_complete: 328, wr_abort: 336,
-        wr_atomic_write: 344,
+    ibv_qp_ex (352 + M) {
+        qp_base: 0, comp_mask: 160 + M, wr_id: 168 + M, wr_flags: 176 + M,
+        wr_atomic_cmp_swp: 184 + M, wr_atomic_fetch_add: 192 + M, wr_bind_mw: 200 + M,
+        wr_local_inv: 208 + M, wr_rdma_read: 216 + M, wr_rdma_write: 224 + M,
+        wr_rdma_write_imm: 232 + M, wr_send: 240 + M, wr_send_imm: 248 + M,
+        wr_send_inv: 256 + M, wr_send_tso: 264 + M, wr_set_ud_addr: 272 + M,
+        wr_set_xrc_srqn: 280 + M, wr_set_inline_data: 288 + M, wr_set_inline_data_list: 296 + M,
+        wr_set_sge: 304 + M, wr_set_sge_list: 312 + M, wr_start: 320 + M, wr_complete: 328 + M,
+        wr_abort: 336 + M, wr_atomic_write: 344 + M,
     }
     ibv_qp_cap 20 {
         max_send_wr: 0, max_recv_wr: 4, max_send_sge: 8, max_recv_sge: 12, max_inline_data: 16,
@@ -212,41 +217,30 @@ layout! {
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write;
+    use std::fmt::Write as _;
+    use std::io::Write as _;
     use std::path::Path;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::LAYOUT;
 
-    /// Prints `NAME SIZE` and `NAME.FIELD OFFSET` lines, as the C compiler computes them from the
-    /// headers.
+    /// Returns a program that the C compiler refuses if a size or an offset of its headers differs.
     fn program() -> String {
         let mut c = String::from(
-            "#include <stddef.h>\n#include <stdio.h>\n#include <rdma/rdma_cma.h>\n\
-             #include <infiniband/ib.h>\nint main(void) {\n",
+            "#include <stddef.h>\n#include <rdma/rdma_cma.h>\n#include <infiniband/ib.h>\n",
         );
-        for (name, _, fields) in LAYOUT {
-            writeln!(c, "printf(\"{name} %zu\\n\", sizeof(struct {name}));").unwrap();
-            for (field, _) in *fields {
-                let field = field.replace(' ', "");
-                writeln!(c, "printf(\"{name}.{field} %zu\\n\", offsetof(struct {name}, {field}));")
-                    .unwrap();
-            }
-        }
-        c + "}\n"
-    }
-
-    fn ours() -> String {
-        let mut lines = String::new();
         for (name, size, fields) in LAYOUT {
-            writeln!(lines, "{name} {size}").unwrap();
+            writeln!(c, "_Static_assert(sizeof(struct {name}) == {size}, \"{name}\");").unwrap();
             for (field, offset) in *fields {
-                writeln!(lines, "{name}.{} {offset}", field.replace(' ', "")).unwrap();
+                let field = field.replace(' ', "");
+                let ours = format!("offsetof(struct {name}, {field}) == {offset}");
+                writeln!(c, "_Static_assert({ours}, \"{name}.{field}\");").unwrap();
             }
         }
-        lines
+        c
     }
 
+    /// The compiler is `CC`, for a program of another architecture.
     #[test]
     fn layout_matches_the_c_headers() {
         if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
@@ -255,17 +249,16 @@ mod tests {
             eprintln!("left out: {why}");
             return;
         }
-        let scratch = tempfile::tempdir().unwrap();
-        let source = scratch.path().join("layout.c");
-        let binary = scratch.path().join("layout");
-        std::fs::write(&source, program()).unwrap();
-        let compiled = Command::new("cc").arg(&source).arg("-o").arg(&binary).output().unwrap();
-        let errors = String::from_utf8_lossy(&compiled.stderr);
-        assert!(compiled.status.success(), "the C compiler: {errors}");
-        let theirs = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
-        for (our, their) in ours().lines().zip(theirs.lines()) {
-            assert_eq!(our, their, "left ours, right the C headers'");
-        }
-        assert_eq!(ours().lines().count(), theirs.lines().count());
+        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+        let mut compiler = Command::new(compiler)
+            .args(["-fsyntax-only", "-idirafter", "/usr/include", "-x", "c", "-"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        compiler.stdin.take().unwrap().write_all(program().as_bytes()).unwrap();
+        let checked = compiler.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&checked.stderr);
+        assert!(checked.status.success(), "the C compiler: {errors}");
     }
 }

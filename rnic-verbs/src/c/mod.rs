@@ -12,7 +12,6 @@
 pub mod cm;
 pub mod verbs;
 
-#[cfg(target_arch = "x86_64")]
 mod layout;
 
 pub use cm::*;
