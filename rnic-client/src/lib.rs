@@ -66,7 +66,9 @@
 //! [`Qp::post_send`], [`Qp::post_recv`] and [`Cq::poll`] use memory shared with the daemon. They
 //! take one uncontended lock, do not allocate, and make a system call only to wake a sleeping
 //! worker. Post in batches, and request completions only where you need them. [`Cq::wait`] polls
-//! for about 50 us before it sleeps. All other calls that reach the daemon take a few microseconds.
+//! for about 50 us before it sleeps. A program that polls in a loop calls [`yield_now`] after some
+//! empty polls, because a worker may need the CPU. All other calls that reach the daemon take a few
+//! microseconds.
 //!
 //! # Threads, processes, memory
 //!
@@ -113,6 +115,7 @@ mod memory;
 mod mr;
 mod paths;
 mod pd;
+mod polling;
 mod program;
 mod qp;
 mod qp_states;
@@ -147,6 +150,7 @@ pub use lease::{Lease, LeasedRequest, LocalMr, NotPosted, Posted};
 pub use listener::{AcceptOptions, BindOptions, ConnectionRequest, Listener};
 pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
 pub use pd::Pd;
+pub use polling::yield_now;
 pub use program::ProgramMr;
 pub use qp::{Posting, Qp, QpOptions};
 pub use request::{Bind, RecvRequest, SendRequest};

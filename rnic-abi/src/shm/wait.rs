@@ -43,7 +43,7 @@ pub enum Step {
     Sleep,
 }
 
-/// State of one wait, or of all waits of a worker.
+/// State of one wait, of all waits of a worker, or of a thread that polls in a loop.
 #[derive(Clone, Debug)]
 pub struct Waiter {
     policy: WaitPolicy,
@@ -96,6 +96,13 @@ impl Waiter {
     #[inline]
     pub fn is_crowded(&self, now: Time) -> bool {
         now < self.crowded_until
+    }
+
+    /// Returns true while yields are disabled and for a second afterwards: a compute-bound thread
+    /// that is not seen for a moment usually comes back.
+    #[inline]
+    pub fn is_contended(&self, now: Time) -> bool {
+        self.crowded_until != Time(0) && now.since(self.crowded_until) < FORGET
     }
 
     /// Records work at `now` and restarts the wait.
@@ -286,6 +293,19 @@ mod tests {
         assert!(!waiter.shares(us(4100), false) && !waiter.shares(us(6006), false));
         assert!(waiter.is_crowded(us(6006)) && !waiter.is_crowded(us(6007)));
         assert!(waiter.shares(us(6007), false));
+    }
+
+    #[test]
+    fn contention_outlasts_a_long_yield_by_a_second() {
+        let ms = |n: u64| Time(10_000_000_000 + n * 1_000_000);
+        let mut waiter = Waiter::new(2, WaitPolicy::default());
+        assert!(!waiter.is_contended(Time(0)) && !waiter.is_contended(ms(0)));
+        assert!(waiter.shares(ms(0), true));
+        waiter.progress(ms(4));
+        assert!(waiter.is_contended(ms(4)) && waiter.is_crowded(ms(4)));
+        // Yields are enabled again after 2 ms.
+        assert!(!waiter.is_crowded(ms(6)) && waiter.is_contended(ms(1005)));
+        assert!(!waiter.is_contended(ms(1006)));
     }
 
     #[test]

@@ -509,7 +509,7 @@ impl Worker {
     /// Sets short time slices while other threads compete for this CPU, so that woken threads run
     /// at once.
     fn adjust_slice(&mut self, now: Time) {
-        let short_slices = self.waiter.is_crowded(now);
+        let short_slices = self.waiter.is_contended(now);
         if short_slices != self.short_slices {
             self.short_slices = short_slices;
             if let Err(error) = set_short_slices(short_slices) {

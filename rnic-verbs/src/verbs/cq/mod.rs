@@ -49,8 +49,8 @@ struct PollState {
     empty_polls: u32,
 }
 
-/// Number of empty polls after which the thread yields its CPU: the daemon or the peer, which
-/// produce the awaited completion, may need this CPU.
+/// Number of empty polls after which the thread yields its CPU or sleeps for a moment: the daemon or
+/// the peer, which produce the awaited completion, may need this CPU.
 const EMPTY_POLLS: u32 = 64;
 
 /// Maximum number of completions polled at once.
@@ -145,7 +145,7 @@ impl CqBody {
         }
         poll.empty_polls = 0;
         drop(poll);
-        std::thread::yield_now();
+        rnic_client::yield_now();
         // Polls again: a connection may have ended in between, and a program that fetches that
         // event expects to have polled all earlier completions.
         self.take(&mut self.poll.lock(), out)
