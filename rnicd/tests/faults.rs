@@ -263,6 +263,70 @@ fn a_connection_is_rejected() {
     assert!(matches!(event(&raw), Event::ConnectionRequest { .. }));
 }
 
+/// The QPs of both ends have no peer yet.
+#[test]
+fn rules_select_connections_by_peer() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let (_, connect) = with_qp(&mut raw);
+    set(&mut raw, "do=reject peer=127.0.0.9; do=no-reply peer=127.0.0.9 name=other");
+    set(&mut raw, "do=fail errno=EIO verb=rdma_reject peer=127.0.0.9 name=fails");
+    assert_eq!(raw.call(connect.clone()), Ok(ReplyBody::Done));
+    let Event::ConnectionRequest { request, .. } = event(&raw) else { panic!() };
+    let reject = RequestBody::Reject { request, private_data: vec![] };
+    set(&mut raw, "do=fail errno=EPERM verb=rdma_reject peer=127.0.0.1 name=mine");
+    let refusal = raw.call(reject.clone()).unwrap_err().to_string();
+    assert!(refusal.starts_with("injected by fault mine"), "{refusal}");
+    clear(&mut raw, Some("mine")).unwrap();
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let qp = raw.qp(pd, cq);
+    set(&mut raw, "do=fail errno=EPERM verb=rdma_accept peer=127.0.0.1 name=mine");
+    let accept = RequestBody::Accept { request, qp, ird: None, ord: None, private_data: vec![] };
+    let refusal = raw.call(accept).unwrap_err().to_string();
+    assert!(refusal.starts_with("injected by fault mine"), "{refusal}");
+    assert_eq!(raw.call(reject), Ok(ReplyBody::Done));
+    assert!(matches!(event(&raw), Event::Rejected { .. }));
+    set(&mut raw, "do=reject peer=127.0.0.1 name=rejects");
+    assert_eq!(raw.call(connect), Ok(ReplyBody::Done));
+    assert!(matches!(event(&raw), Event::Rejected { .. }));
+    assert_eq!(
+        faults(&mut raw).iter().map(|row| row.injected).collect::<Vec<_>>(),
+        [0, 0, 0, 1, 1]
+    );
+}
+
+/// Keys that a request does not have: they select the objects of the effect, or nothing.
+#[test]
+fn keys_select_requests_or_effects() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let (qp, _) = with_qp(&mut raw);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let other = raw.qp(pd, cq);
+    set(&mut raw, &format!("do=qp-fatal verb=alloc_pd qp={}", other.0));
+    raw.pd();
+    assert!(matches!(event(&raw), Event::QpFatal { qp: of, .. } if of == other));
+    assert_eq!(state(&mut raw, qp), QpState::Idle);
+    clear(&mut raw, None).unwrap();
+    set(&mut raw, &format!("do=fail errno=EIO cq={}", cq.0));
+    raw.pd();
+    assert!(raw.call(RequestBody::QueryQp { qp: other }).is_err());
+    assert!(raw.call(RequestBody::ResizeCq { cq, entries: 2 }).is_err());
+    state(&mut raw, qp);
+    clear(&mut raw, None).unwrap();
+    for (rule, why) in [
+        ("do=rnr device=rnicd0", "rnicd0 is the iWARP device, which has no RNR NAKs"),
+        ("do=cm-message effect=drop device=rnicd0", "rnicd0 is the iWARP device, which has MPA"),
+        (
+            "do=fail errno=EIO verb=reg_mr device=rnicd0",
+            "because requests of reg_mr have no device",
+        ),
+    ] {
+        let refusal = set_refused(&mut raw, rule);
+        assert!(refusal.contains(why), "{rule}: {refusal}");
+    }
+}
+
 #[test]
 fn a_held_accept_ends_with_its_listener() {
     let daemon = one_worker("");

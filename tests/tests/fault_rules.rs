@@ -311,6 +311,8 @@ fn wrong_rules_name_the_word() {
         ("do=complete", "do=complete needs status"),
         ("do=complete status=ok", "status=ok: needs one of loc-len-err"),
         ("do=complete status=fatal-err verb=reg_mr", "verb has no effect with do=complete"),
+        ("do=fail errno=EIO verb=reg_mr device=rnicd1", "requests of reg_mr have no device"),
+        ("do=complete status=fatal-err opcode=recv", "opcode=recv: with do=complete,"),
         ("do=stop nth=0", "nth=0: needs a whole number of at least 1"),
         ("stop", "\"stop\" is not of the form KEY=VALUE"),
         ("do=link rate=1", "rate=1: needs bits per second"),

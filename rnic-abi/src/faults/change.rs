@@ -112,7 +112,7 @@ mod tests {
             let rule = parsed(text).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(rule.action, Action::Change { change, time: None }, "{text}");
             assert_eq!(rule.point, Point::Once, "{text}");
-            let rule = parsed(&format!("{text} for=2s verb=reg_mr qp=3"));
+            let rule = parsed(&format!("{text} for=2s verb=modify_qp qp=3"));
             let rule = rule.unwrap_or_else(|error| panic!("{text}: {error}"));
             let time = Some(Duration::from_secs(2));
             assert_eq!((rule.action, rule.point), (Action::Change { change, time }, Point::Verb));
@@ -128,7 +128,10 @@ mod tests {
             ("do=speed-change", "do=speed-change needs speed or width"),
             ("do=speed-change speed=3", "speed=3: needs one of sdr, ddr, qdr, fdr10, fdr, edr"),
             ("do=speed-change width=3x", "width=3x: needs one of 1x, 4x, 8x, 12x, 2x"),
-            ("do=gid-change peer=::1", "peer has no effect with do=gid-change"),
+            (
+                "do=gid-change peer=::1",
+                "peer has no effect with do=gid-change, because it concerns a device as a whole;",
+            ),
             ("do=device-removal index=1", "index has no effect with do=device-removal"),
         ] {
             let found = parsed(text).expect_err(text);

@@ -26,14 +26,16 @@ pub enum FaultError {
         /// The key.
         key: &'static str,
     },
-    /// The key has no meaning for the action.
-    #[error("{key} has no effect with do={action}; its keys are {keys}")]
+    /// The key has no effect in the rule.
+    #[error("{key} has no effect with {rule}{why}; its keys are {keys}")]
     Unknown {
         /// The key.
         key: String,
-        /// The action.
-        action: &'static str,
-        /// The keys of this action.
+        /// The action and the verb of the rule.
+        rule: String,
+        /// The reason, if the key has an effect in other rules.
+        why: String,
+        /// The keys with an effect.
         keys: String,
     },
     /// A value is not valid.

@@ -16,6 +16,7 @@ mod names;
 mod opcode;
 pub mod order;
 mod rule;
+mod scope;
 mod select;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ pub use message::{MessageEffect, MessageKind};
 pub use name::FaultName;
 pub use opcode::Opcode;
 pub use rule::FaultRule;
+pub use scope::Object;
 pub use select::{Selector, UserSelector};
 pub use trigger::{Counter, Trigger};
 pub use verb::Verb;

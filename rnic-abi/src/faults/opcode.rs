@@ -38,6 +38,11 @@ impl Opcode {
         listed(NAMES, text, "")
     }
 
+    /// Returns the name.
+    pub(super) fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, opcode)| *opcode == self).map_or("", |(name, _)| name)
+    }
+
     /// Returns the kind of a request.
     pub fn of(opcode: SendOpcode) -> Self {
         match opcode {

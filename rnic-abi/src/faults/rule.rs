@@ -1,12 +1,12 @@
 //! Whole rules.
 
 use super::MAX_RULE_LEN;
-use super::action::{Action, Point, keys_of};
+use super::action::{Action, Point};
 use super::error::FaultError;
 use super::name::FaultName;
+use super::scope::{Object, Scope};
 use super::select::{self, Selector};
 use super::trigger::{self, Trigger};
-use super::verb::Verb;
 use super::words::{Words, split};
 
 /// A rule.
@@ -51,6 +51,16 @@ impl FaultRule {
         Self::of_words(words)
     }
 
+    /// Returns the selector of the objects that the effect concerns. A device or port changes as a
+    /// whole: then the other keys select the request at which it does.
+    pub fn concerned(&self) -> Selector {
+        let select = self.select.clone();
+        if self.action.object() == Object::Device {
+            return Selector { pd: None, qp: None, cq: None, peer: None, ..select };
+        }
+        select
+    }
+
     fn of_words(mut words: Words) -> Result<Self, FaultError> {
         let text = words.text();
         if text.len() > MAX_RULE_LEN {
@@ -58,6 +68,7 @@ impl FaultRule {
         }
         let name = words.parse("name", FaultName::parse)?;
         let (action, action_name) = Action::take(&mut words)?;
+        let keys = words.known(&[select::KEYS, trigger::KEYS]);
         let mut select = Selector::take(&mut words)?;
         let trigger = Trigger::take(&mut words)?;
         let point = match action.point() {
@@ -65,52 +76,16 @@ impl FaultRule {
             Point::Once if select.opcode.is_some() => Point::Request,
             point => point,
         };
-        let only = action.only_verb();
-        let other = select.verb.filter(|verb| only.is_some_and(|only| only != *verb));
-        select.verb = only.or(select.verb);
-        // Posting is the only verb with an opcode.
-        let posts = select.verb == Some(Verb::POST_SEND);
-        let has_effect = |key: &str| key == "opcode" && posts || has_effect(key, point);
-        let set = [
-            ("opcode", select.opcode.is_some()),
-            ("verb", select.verb.is_some()),
-            ("mr", select.mr.is_some()),
-            ("flushed", select.flushed),
-        ];
-        let unused = set.into_iter().find(|(key, is_set)| *is_set && !has_effect(key));
-        let unused = match point {
-            Point::Setting if !trigger.selects_all() => Some("a number, probability or limit"),
-            // A device changes as a whole.
-            Point::Once if matches!(action, Action::Change { .. }) => {
-                unused.map(|(key, _)| key).or(select.object_key())
-            }
-            _ => unused.map(|(key, _)| key),
-        };
-        let unused = unused.or(other.map(|_| "verb"));
-        if let Some(key) = words.left().or(unused) {
-            let own = keys_of(action_name).iter();
-            let all = own.chain(select::KEYS).chain(trigger::KEYS);
-            let all = all.filter(|known| **known != key && has_effect(known));
-            return Err(FaultError::Unknown {
-                key: key.to_owned(),
-                action: action_name,
-                keys: all.copied().collect::<Vec<_>>().join(", "),
-            });
+        let verb = select.verb;
+        select.verb = action.only_verb().or(verb);
+        let of_verb = verb.map_or_else(String::new, |verb| format!(" verb={}", verb.name()));
+        let named = name.map_or_else(String::new, |name| format!(" name={name}"));
+        let rule = format!("do={action_name}{of_verb}{named}");
+        let scope = Scope { rule, action, action_name, point, select: &select, verb };
+        if let Some(key) = words.left() {
+            return Err(scope.no_effect(key, None));
         }
+        scope.check(&keys)?;
         Ok(FaultRule { name, select, trigger, action, point, action_name, text })
-    }
-}
-
-/// Returns true if a key of selectors or triggers has an effect in rules of this occasion.
-fn has_effect(key: &str, point: Point) -> bool {
-    match key {
-        "opcode" => !matches!(point, Point::Verb | Point::Fpdu | Point::CmMessage | Point::Setting),
-        "verb" => matches!(point, Point::Verb | Point::Once),
-        "mr" => point == Point::Message,
-        "flushed" => {
-            matches!(point, Point::Completion | Point::CompletionEvent | Point::QuietCompletion)
-        }
-        "nth" | "every" | "probability" | "limit" => point != Point::Setting,
-        _ => true,
     }
 }

@@ -84,17 +84,6 @@ impl Selector {
         self.device.is_some() || self.pd.is_some() || self.qp.is_some() || self.peer.is_some()
     }
 
-    /// Returns the first key that selects objects of a device.
-    pub(super) fn object_key(&self) -> Option<&'static str> {
-        let keys = [
-            ("pd", self.pd.is_some()),
-            ("qp", self.qp.is_some()),
-            ("cq", self.cq.is_some()),
-            ("peer", self.peer.is_some()),
-        ];
-        keys.into_iter().find(|(_, is_set)| *is_set).map(|(key, _)| key)
-    }
-
     /// Returns true if the rule does not select single programs.
     pub fn selects_all_programs(&self) -> bool {
         self.pid.is_none() && self.command.is_none()

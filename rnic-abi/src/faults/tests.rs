@@ -232,7 +232,7 @@ fn every_selector_is_parsed() {
     assert_eq!(one("do=addr-error").select.verb, Some(Verb::RESOLVE_ADDR));
     assert_eq!(one("do=route-error").select.verb, Some(Verb::RESOLVE_ROUTE));
     let posts = one("do=fail errno=EIO verb=post_send opcode=read").select;
-    assert_eq!((posts.verb, posts.opcode), (Some(Verb::POST_SEND), Some(Opcode::Read)));
+    assert_eq!((posts.verb, posts.opcode), (Verb::of_request("PostSend"), Some(Opcode::Read)));
     let of = |opcode| one(&format!("do=lose-completion opcode={opcode}")).select.opcode;
     for (name, opcode) in [
         ("send", Opcode::Send),
@@ -347,35 +347,153 @@ fn errors_of_the_form() {
 
 #[test]
 fn errors_of_keys_without_effect() {
-    for (text, key, action) in [
-        ("do=stop status=fatal-err", "status", "stop"),
-        ("do=stop colour=red", "colour", "stop"),
-        ("do=complete status=fatal-err for=1s", "for", "complete"),
-        ("do=fail errno=EIO verb=reg_mr opcode=send", "opcode", "fail"),
-        ("do=fail errno=EIO verb=post_recv opcode=recv", "opcode", "fail"),
-        ("do=reject opcode=send", "opcode", "reject"),
-        ("do=corrupt-crc opcode=send", "opcode", "corrupt-crc"),
-        ("do=complete status=fatal-err verb=reg_mr", "verb", "complete"),
-        ("do=disconnect opcode=send verb=reg_mr", "opcode", "disconnect"),
-        ("do=link delay=1ms opcode=send", "opcode", "link"),
-        ("do=reject verb=reg_mr", "verb", "reject"),
-        ("do=addr-error verb=rdma_resolve_route", "verb", "addr-error"),
-        ("do=link delay=1ms mr=1", "mr", "link"),
-        ("do=complete status=fatal-err mr=1", "mr", "complete"),
-        ("do=complete status=fatal-err flushed=true", "flushed", "complete"),
+    for (text, expected) in [
+        ("do=stop status=fatal-err", "status has no effect with do=stop;"),
+        ("do=stop colour=red name=x", "colour has no effect with do=stop name=x;"),
+        ("do=complete status=fatal-err for=1s", "for has no effect with do=complete;"),
     ] {
         let error = error(text);
-        let expected = format!("{key} has no effect with do={action}; its keys are ");
+        assert!(error.starts_with(&format!("{expected} its keys are ")), "{text}: {error}");
+    }
+    for (text, key, rule, why) in [
+        (
+            "do=complete status=fatal-err",
+            "verb=reg_mr",
+            "do=complete",
+            "send requests have no verb",
+        ),
+        ("do=complete status=fatal-err", "mr=1", "do=complete", "send requests have no mr"),
+        (
+            "do=complete status=fatal-err",
+            "flushed=true",
+            "do=complete",
+            "send requests have no flushed",
+        ),
+        (
+            "do=fail errno=EIO verb=reg_mr",
+            "opcode=send",
+            "do=fail",
+            "requests of reg_mr have no opcode",
+        ),
+        (
+            "do=fail errno=EIO verb=reg_mr",
+            "device=x",
+            "do=fail",
+            "requests of reg_mr have no device",
+        ),
+        ("do=fail errno=EIO verb=reg_mr", "port=1", "do=fail", "requests of reg_mr have no port"),
+        ("do=fail errno=EIO verb=reg_mr", "qp=1", "do=fail", "requests of reg_mr have no qp"),
+        ("do=fail errno=EIO verb=reg_mr", "peer=::1", "do=fail", "requests of reg_mr have no peer"),
+        (
+            "do=fail errno=EIO verb=query_port",
+            "pd=1",
+            "do=fail",
+            "requests of query_port have no pd",
+        ),
+        (
+            "do=fail errno=EIO verb=post_recv",
+            "opcode=recv",
+            "do=fail",
+            "requests of post_recv have no opcode",
+        ),
+        ("do=fail errno=EIO", "mr=1", "do=fail", "requests of the daemon have no mr"),
+        ("do=addr-error", "qp=1", "do=addr-error", "requests of rdma_resolve_addr have no qp"),
+        ("do=reject", "opcode=send", "do=reject", "requests of rdma_connect have no opcode"),
+        ("do=reject", "verb=reg_mr", "do=reject", "its verb is rdma_connect"),
+        (
+            "do=addr-error",
+            "verb=rdma_resolve_route",
+            "do=addr-error",
+            "its verb is rdma_resolve_addr",
+        ),
+        ("do=corrupt-crc", "opcode=send", "do=corrupt-crc", "FPDUs have no opcode"),
+        (
+            "do=cm-message effect=drop",
+            "mr=1",
+            "do=cm-message",
+            "messages of the connection manager have no mr",
+        ),
+        (
+            "do=disconnect verb=reg_mr",
+            "opcode=send",
+            "do=disconnect",
+            "requests of reg_mr have no opcode",
+        ),
+        ("do=link delay=1ms", "opcode=send", "do=link", "settings have no opcode"),
+        ("do=link delay=1ms", "verb=reg_mr", "do=link", "settings have no verb"),
+        ("do=link delay=1ms", "nth=1", "do=link", "it is a setting without occasions"),
+        ("do=link delay=1ms", "every=2", "do=link", "it is a setting without occasions"),
+        ("do=link delay=1ms", "probability=1%", "do=link", "it is a setting without occasions"),
+        ("do=link delay=1ms", "limit=1", "do=link", "it is a setting without occasions"),
+        ("do=port-down", "qp=1", "do=port-down", "it concerns a device as a whole"),
+        ("do=event event=port-err", "cq=1", "do=event", "it concerns a device as a whole"),
+        ("do=end-session", "device=x", "do=end-session", "it concerns whole sessions"),
+        ("do=stop", "nth=2", "do=stop", "it takes place once, unless it has a verb or an opcode"),
+        ("do=stop", "mr=2", "do=stop", "effects have no mr"),
+    ] {
+        let verb = text.split_once(" verb=").or(key.split_once("verb="));
+        let of_verb = verb.map_or_else(String::new, |(_, verb)| format!(" verb={verb}"));
+        let error = error(&format!("{text} {key}"));
+        let key = key.split('=').next().unwrap();
+        let expected = format!("{key} has no effect with {rule}{of_verb}, because {why}; its keys");
         assert!(error.starts_with(&expected), "{text}: {error}");
     }
-    let of_stop = error("do=stop status=fatal-err");
     assert_eq!(
-        of_stop,
+        error("do=stop status=fatal-err"),
         "status has no effect with do=stop; its keys are for, device, port, pd, qp, cq, peer, \
-         user, pid, command, verb, opcode, nth, every, after, probability, seed, limit"
+         user, pid, command, verb, opcode, after, probability, seed"
     );
-    for trigger in ["nth=1", "every=2", "probability=1%", "limit=1"] {
-        assert!(FaultRule::parse_all(&format!("do=link delay=1ms {trigger}")).is_err());
+}
+
+/// A key of the request or of the objects of the effect is accepted.
+#[test]
+fn keys_of_requests_and_effects_are_accepted() {
+    for text in [
+        "do=fail errno=EIO qp=1 pd=2 cq=3 peer=::1 device=x",
+        "do=fail errno=EIO verb=reg_mr pd=1",
+        "do=fail errno=EIO verb=rdma_reject peer=::1",
+        "do=fail errno=EIO verb=resize_cq cq=1",
+        "do=reject peer=::1 device=x qp=1",
+        "do=stop verb=reg_mr qp=3",
+        "do=stop opcode=send nth=3 qp=3",
+        "do=port-down verb=reg_mr device=x nth=3",
+        "do=port-down opcode=write qp=3",
+        "do=end-session verb=modify_qp qp=3",
+        "do=refuse as=access-error mr=1 opcode=read",
+        "do=rnr opcode=send",
+    ] {
+        one(text);
+    }
+}
+
+#[test]
+fn errors_of_opcodes_without_occasion() {
+    for (text, expected) in [
+        (
+            "do=complete status=fatal-err opcode=recv",
+            "opcode=recv: with do=complete, send requests have one of send, write, read, atomic, \
+             bind-mw, local-inv",
+        ),
+        (
+            "do=refuse as=access-error opcode=bind-mw",
+            "opcode=bind-mw: with do=refuse, messages have one of send, write, read, atomic",
+        ),
+        (
+            "do=terminate code=1/2/00 opcode=send mr=5",
+            "opcode=send: with do=terminate, messages with a remote key have one of write, read, \
+             atomic",
+        ),
+        (
+            "do=rnr opcode=write",
+            "opcode=write: with do=rnr, Sends that need a receive have one of send",
+        ),
+        (
+            "do=fail errno=EIO verb=post_send opcode=recv",
+            "opcode=recv: with do=fail verb=post_send, requests of post_send have one of send, \
+             write, read, atomic, bind-mw, local-inv",
+        ),
+    ] {
+        assert_eq!(error(text), expected, "{text}");
     }
 }
 
@@ -453,7 +571,7 @@ fn verbs_are_named_with_and_without_prefix() {
         assert_eq!(rule.select.verb, Verb::of_request("RegMr"));
         assert_eq!(rule.select.verb.unwrap().name(), "reg_mr");
     }
-    for (name, requests) in VERBS {
+    for (name, _, requests) in VERBS {
         for request in *requests {
             assert_eq!(Verb::of_request(request).unwrap().name(), *name);
         }
@@ -497,7 +615,7 @@ fn every_request_is_a_verb_or_internal() {
         let is_internal = INTERNAL.contains(name);
         assert_ne!(Verb::of_request(name).is_some(), is_internal, "{name}");
     }
-    let all = VERBS.iter().flat_map(|(_, requests)| requests.iter()).chain(&INTERNAL);
+    let all = VERBS.iter().flat_map(|(.., requests)| requests.iter()).chain(&INTERNAL);
     for name in all {
         assert!(names.contains(name), "there is no request {name}");
     }

@@ -47,11 +47,6 @@ impl Trigger {
         })
     }
 
-    /// Returns true if every occasion is selected.
-    pub(super) fn selects_all(&self) -> bool {
-        *self == Trigger { after: self.after, ..Trigger::default() }
-    }
-
     /// Returns true if occasion `n` is selected.
     fn selects(&self, n: u64) -> bool {
         let numbered = match (self.nth, self.every) {

@@ -98,6 +98,12 @@ impl Words {
         self.parse(key, |value| Span::parse(value).map(|span| span.0))
     }
 
+    /// Returns the keys of the text that are in one of the tables.
+    pub(super) fn known(&self, tables: &[&[&'static str]]) -> Vec<&'static str> {
+        let all = tables.iter().copied().flatten().copied();
+        all.filter(|key| self.0.iter().any(|(known, _)| known == key)).collect()
+    }
+
     /// Returns a key that is left.
     pub(super) fn left(&self) -> Option<&str> {
         self.0.first().map(|(key, _)| key.as_str())

@@ -254,9 +254,9 @@ mod tests {
 
     #[test]
     fn a_range_is_added_to_the_order_rule() {
-        let rules = Rules::parse("do=stop nth=3; do=order model=rc hold=1ms").unwrap();
-        assert_eq!(rules.with(&(0..0)), "do=stop nth=3");
-        let inverted = "do=stop nth=3; do=order model=rc hold=1ms inversions=4..8";
+        let rules = Rules::parse("do=stop opcode=send nth=3; do=order model=rc hold=1ms").unwrap();
+        assert_eq!(rules.with(&(0..0)), "do=stop opcode=send nth=3");
+        let inverted = "do=stop opcode=send nth=3; do=order model=rc hold=1ms inversions=4..8";
         assert_eq!(rules.with(&(4..8)), inverted);
         let default = Rules::parse(" ").unwrap();
         assert_eq!(default.with(&(0..1)), format!("{DEFAULT_RULE} inversions=0..1"));

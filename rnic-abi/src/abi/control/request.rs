@@ -1,6 +1,6 @@
 //! Requests of a client on the control socket.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -427,7 +427,7 @@ impl RequestBody {
             R::CreateChannel => Create.named("CreateChannel"),
             R::DestroyChannel { .. } => Use.named("DestroyChannel"),
             R::CreateCq { .. } => Create.named("CreateCq"),
-            R::DestroyCq { .. } => Use.named("DestroyCq"),
+            R::DestroyCq { cq } => Use.named("DestroyCq").cq(*cq),
             R::CreateQp(request) => Create.named("CreateQp").pd(request.pd),
             R::QpToError { qp } => Use.named("QpToError").qp(*qp),
             R::DestroyQp { qp } => Use.named("DestroyQp").qp(*qp),
@@ -435,9 +435,11 @@ impl RequestBody {
             R::Bind { .. } => Create.named("Bind"),
             R::Listen { .. } => Create.named("Listen"),
             R::CloseListener { .. } => Use.named("CloseListener"),
-            R::Accept { qp, .. } => Create.named("Accept").qp(*qp),
-            R::Reject { .. } => Use.named("Reject"),
-            R::Connect { qp, .. } => Create.named("Connect").qp(*qp),
+            R::Accept { request, qp, .. } => {
+                Create.named("Accept").qp(*qp).connection_request(*request)
+            }
+            R::Reject { request, .. } => Use.named("Reject").connection_request(*request),
+            R::Connect { qp, peer, .. } => Create.named("Connect").qp(*qp).peer(*peer),
             R::Disconnect { qp, .. } => Use.named("Disconnect").qp(*qp),
             R::SetContext { .. } => Use.named("SetContext"),
             R::Status => Query.named("Status"),
@@ -459,7 +461,7 @@ impl RequestBody {
             }
             // The buffer was reserved earlier.
             R::FillSharedBuffer { .. } => Use.named("FillSharedBuffer").with(Memfd),
-            R::ResizeCq { .. } => Use.named("ResizeCq"),
+            R::ResizeCq { cq, .. } => Use.named("ResizeCq").cq(*cq),
             R::ModifyQp { qp, change } => {
                 let kind = if change.starts_receiving() { Create } else { Use };
                 kind.named("ModifyQp").qp(*qp)
@@ -469,8 +471,10 @@ impl RequestBody {
             R::BindDatagrams { .. } => Create.named("BindDatagrams"),
             R::ServeCopies { .. } => Create.named("ServeCopies"),
             R::BindRc { .. } => Create.named("BindRc"),
-            R::ConnectRc { qp, .. } => Create.named("ConnectRc").qp(*qp),
-            R::AcceptRc { qp, .. } => Create.named("AcceptRc").qp(*qp),
+            R::ConnectRc { qp, peer, .. } => Create.named("ConnectRc").qp(*qp).peer(*peer),
+            R::AcceptRc { request, qp, .. } => {
+                Create.named("AcceptRc").qp(*qp).connection_request(*request)
+            }
             R::EstablishRc { qp } => Use.named("EstablishRc").qp(*qp),
             R::AddDevice { .. } => Query.named("AddDevice"),
             R::RemoveDevice { .. } => Query.named("RemoveDevice"),
@@ -498,6 +502,12 @@ pub struct RequestInfo {
     pub offset: Option<u64>,
     /// Length of the region or shared buffer in bytes.
     pub length: Option<u64>,
+    /// The completion queue concerned, for fault rules, like the fields below.
+    pub cq: Option<CqId>,
+    /// Address of the peer of a connection.
+    pub peer: Option<IpAddr>,
+    /// The connection request concerned.
+    pub connection_request: Option<RequestId>,
     /// The call of the library.
     pub call: Option<LibraryCall>,
 }
@@ -536,6 +546,9 @@ impl RequestKind {
             pd: None,
             offset: None,
             length: None,
+            cq: None,
+            peer: None,
+            connection_request: None,
             call: None,
         }
     }
@@ -554,13 +567,31 @@ impl RequestInfo {
         RequestInfo { pd: Some(pd), ..self }
     }
 
+    fn cq(self, cq: CqId) -> Self {
+        RequestInfo { cq: Some(cq), ..self }
+    }
+
+    fn peer(self, peer: SocketAddr) -> Self {
+        RequestInfo { peer: Some(peer.ip()), ..self }
+    }
+
+    fn connection_request(self, request: RequestId) -> Self {
+        RequestInfo { connection_request: Some(request), ..self }
+    }
+
     fn call(self, call: LibraryCall) -> Self {
-        let qp = match call {
-            LibraryCall::PostSend { qp, .. } | LibraryCall::PostRecv { qp } => Some(qp),
-            _ => None,
-        };
-        let pd = if let LibraryCall::CreateAh { pd } = call { Some(pd) } else { None };
-        RequestInfo { call: Some(call), qp, pd, ..self }
+        let of_call = RequestInfo { call: Some(call), ..self };
+        match call {
+            LibraryCall::PostSend { qp, .. } | LibraryCall::PostRecv { qp } => of_call.qp(qp),
+            LibraryCall::PollCq { cq } | LibraryCall::ReqNotifyCq { cq } => of_call.cq(cq),
+            LibraryCall::CreateAh { pd } => of_call.pd(pd),
+            LibraryCall::ResolveAddr { peer, .. } | LibraryCall::ResolveRoute { peer, .. } => {
+                of_call.peer(peer)
+            }
+            LibraryCall::PostSrqRecv { .. } | LibraryCall::QueryPort | LibraryCall::QueryPkey => {
+                of_call
+            }
+        }
     }
 
     fn length(self, length: u64) -> Self {

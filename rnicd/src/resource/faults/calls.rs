@@ -1,7 +1,7 @@
 //! Rules of calls that libraries carry out without a request, such as `ibv_post_send(3)`. A library
 //! asks before such a call while its session has rules for it.
 
-use rnic_abi::abi::control::LibraryCall;
+use rnic_abi::abi::control::{LibraryCall, RequestInfo};
 use rnic_abi::abi::queue::SendOpcode;
 use rnic_abi::faults::{FaultRule, Opcode, Point, Selector};
 use rnic_abi::types::*;
@@ -30,36 +30,40 @@ impl Manager {
         session.has_faults |= calls != 0;
     }
 
-    /// Returns true if the objects of a call match a selector. A key matches no call
-    /// without such an object.
-    pub(super) fn selects_call(
+    /// Returns true if a rule that selects a session selects a request. A rule for a verb has only
+    /// keys of the verb's requests and of the objects that its effect concerns. Without a verb, it
+    /// selects only requests with an object for each of its keys.
+    pub(super) fn selects_request(
         &self,
         select: &Selector,
         session: &Session,
-        call: LibraryCall,
+        asked: &RequestInfo,
     ) -> bool {
-        let is_of = |id| session.qps.get(&id).is_some_and(|qp| self.selects_qp(select, id, qp));
-        let Selector { device, pd, qp, cq, peer, opcode, .. } = select;
-        let mut has_pd = None;
-        let mut has_cq = None;
-        let mut has_peer = None;
-        match call {
-            LibraryCall::PostSend { qp, opcode: of } => {
-                let of = SendOpcode::from_u8(of).map(Opcode::of);
-                return opcode.is_none_or(|only| of == Some(only)) && is_of(qp);
-            }
-            LibraryCall::PostRecv { qp } => return is_of(qp),
-            LibraryCall::PostSrqRecv { srq } => has_pd = session.srqs.get(&srq).map(|srq| srq.pd.0),
-            LibraryCall::PollCq { cq } | LibraryCall::ReqNotifyCq { cq } => has_cq = Some(cq.0),
-            LibraryCall::CreateAh { pd } => has_pd = Some(pd.0),
-            LibraryCall::QueryPort | LibraryCall::QueryPkey => {}
-            LibraryCall::ResolveAddr { peer, .. } | LibraryCall::ResolveRoute { peer, .. } => {
-                has_peer = Some(peer.ip());
-            }
+        let names = |key| select.verb.is_none_or(|verb| verb.object().keys().contains(&key));
+        let undecided = asked.connection_request.and_then(|id| session.requests.get(&id));
+        let asked_peer = asked.peer.or(undecided.map(|request| request.peer));
+        if let Some(id) = asked.qp {
+            let Some(qp) = session.qps.get(&id) else { return false };
+            let of = Selector { peer: None, ..select.clone() };
+            let peer = asked_peer.or_else(|| qp.peer());
+            return self.selects_qp(&of, id, qp)
+                && select.peer.is_none_or(|wanted| peer == Some(wanted))
+                && select.opcode.is_none_or(|wanted| opcode_of(asked) == Some(wanted));
         }
-        (device.is_none() && qp.is_none())
-            && (pd.is_none() || *pd == has_pd)
-            && (cq.is_none() || *cq == has_cq)
-            && (peer.is_none() || *peer == has_peer)
+        let of_srq = match asked.call {
+            Some(LibraryCall::PostSrqRecv { srq }) => session.srqs.get(&srq).map(|srq| srq.pd),
+            _ => None,
+        };
+        let pd = asked.pd.or(of_srq);
+        !(select.device.is_some() && names("device") || select.qp.is_some() && names("qp"))
+            && (!names("pd") || select.pd.is_none_or(|wanted| pd == Some(PdId(wanted))))
+            && (!names("cq") || select.cq.is_none_or(|wanted| asked.cq == Some(CqId(wanted))))
+            && (!names("peer") || select.peer.is_none_or(|wanted| asked_peer == Some(wanted)))
     }
+}
+
+/// Returns the kind of a request that a library is about to post.
+fn opcode_of(asked: &RequestInfo) -> Option<Opcode> {
+    let Some(LibraryCall::PostSend { opcode, .. }) = asked.call else { return None };
+    SendOpcode::from_u8(opcode).map(Opcode::of)
 }

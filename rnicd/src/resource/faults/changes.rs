@@ -120,7 +120,7 @@ impl Manager {
         let wanted = rule.select.device.as_deref();
         let is_selected = |row: &DeviceRow| {
             wanted.is_none_or(|wanted| wanted == row.name)
-                && (row.kind == DeviceKind::Roce || !needs_roce(rule.action))
+                && (row.kind == DeviceKind::Roce || only_roce(rule.action).is_none())
         };
         let selected = self.device_rows().into_iter().filter(is_selected);
         selected.map(|row| row.name).collect()
@@ -138,15 +138,19 @@ impl Manager {
         Err(refuse::invalid("fault rule", why))
     }
 
-    /// Returns an error for a change that no device can have.
+    /// Returns an error for an action that the selected device does not have, or a change that no
+    /// device can have.
     pub(super) fn check_change(&self, rule: &FaultRule) -> Result<(), Refusal> {
-        let Action::Change { change, .. } = rule.action else { return Ok(()) };
         let iwarp = &self.config.device.name;
-        if needs_roce(rule.action) && rule.select.device.as_ref() == Some(iwarp) {
-            let why = format!("{iwarp} is the iWARP device, which has one GID and no partitions");
+        if let Some(lacks) = only_roce(rule.action)
+            && rule.select.device.as_ref() == Some(iwarp)
+        {
+            let why = format!("{iwarp} is the iWARP device, which has {lacks}");
             return Err(refuse::invalid("device", why));
         }
-        let Change::Gids { index: Some(index) } = change else { return Ok(()) };
+        let Action::Change { change: Change::Gids { index: Some(index) }, .. } = rule.action else {
+            return Ok(());
+        };
         let at = self.row_of_gid(index);
         let devices = self.devices_of(rule);
         let has = |name: &String| self.gids_of(name).get(at).is_some_and(|row| !row.gid.is_zero());
@@ -327,7 +331,14 @@ impl Manager {
 /// Maximum number of rules of a user that change devices. Each QP is compared with each of them.
 const MAX_CHANGES: usize = 16;
 
-/// Returns true if the action changes GIDs or P_Keys, which only RoCE devices have.
-fn needs_roce(action: Action) -> bool {
-    matches!(action, Action::Change { change: Change::Gids { .. } | Change::PKey(_), .. })
+/// Returns the reason if only RoCE devices have an action.
+fn only_roce(action: Action) -> Option<&'static str> {
+    match action {
+        Action::Change { change: Change::Gids { .. } | Change::PKey(_), .. } => {
+            Some("one GID and no partitions")
+        }
+        Action::Rnr { .. } => Some("no RNR NAKs"),
+        Action::CmMessage { .. } => Some("MPA frames instead of messages"),
+        _ => None,
+    }
 }

@@ -240,11 +240,15 @@ impl Manager {
     pub(super) fn qps_of(&self, number: u64, subject: Subject) -> Vec<(SessionId, QpId)> {
         let only = subject.and_then(|(_, qp)| qp);
         let mut found = Vec::new();
-        for (rule, session) in self.selected(number, subject) {
+        let Some(select) = self.faults.rules.get(&number).map(|rule| rule.armed.rule.concerned())
+        else {
+            return found;
+        };
+        for (_, session) in self.selected(number, subject) {
             let one = only.and_then(|id| session.qps.get_key_value(&id));
             let all = only.is_none().then_some(&session.qps).into_iter().flatten();
             for (id, qp) in one.into_iter().chain(all) {
-                if self.selects_qp(&rule.armed.rule.select, *id, qp) {
+                if self.selects_qp(&select, *id, qp) {
                     found.push((session.id, *id));
                 }
             }

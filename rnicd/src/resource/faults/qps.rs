@@ -166,7 +166,7 @@ impl Manager {
             if lasts.is_some() && self.change_stops(rule, qp, keys_differ) {
                 found.told.stopped = Some(armed.name);
             }
-            if !self.selects_qp(&rule.select, id, qp) {
+            if !self.selects_qp(&rule.concerned(), id, qp) {
                 continue;
             }
             let in_force = bound && armed.is_in_force(now);

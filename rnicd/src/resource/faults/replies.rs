@@ -32,7 +32,8 @@ impl Manager {
         };
         self.record_fault(id, held.name, Some(params.qp), &text, now);
         let request = params.request;
-        let listener = self.sessions.get(&id).and_then(|of| of.requests.get(&request).copied());
+        let undecided = self.sessions.get(&id).and_then(|of| of.requests.get(&request));
+        let listener = undecided.map(|undecided| undecided.listener);
         self.faults.accepts.insert(request, HeldAccept { session: id, listener, params });
         if let Some(by) = held.by {
             self.delay(now.after(by), id, Later::Accept(request), now);

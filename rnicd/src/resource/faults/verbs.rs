@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rnic_abi::abi::control::{DiagnosisKind, Event, LibraryCall, Refusal, ReplyBody, RequestInfo};
-use rnic_abi::faults::{Action, FaultRule, Point, Selector, Verb};
+use rnic_abi::faults::{Action, FaultRule, Point, Verb};
 use rnic_abi::types::*;
 use rnic_core::engine::rule_of_fault;
 
@@ -25,23 +25,19 @@ impl Manager {
         }
         let verb = Verb::of_request(asked.name)?;
         let session = self.sessions.get(&id)?;
-        let object = asked.qp.and_then(|qp| Some((qp, session.qps.get(&qp)?)));
+        let object = asked.qp.and_then(|qp| session.qps.get(&qp));
         let selects = |rule: &super::Rule| {
             let FaultRule { select, action, point, .. } = &rule.armed.rule;
-            let Selector { pd, qp, verb: only, .. } = select;
-            if *point != Point::Verb || !rule.selects(session) {
-                return false;
-            }
-            if let Some(call) = asked.call {
-                return *only == Some(verb) && self.selects_call(select, session, call);
-            }
-            only.is_none_or(|only| only == verb)
-                && (!action.holds_reply() || object.is_some_and(|(_, qp)| qp.kind != QpType::Ud))
-                && pd.is_none_or(|pd| asked.pd == Some(PdId(pd)))
-                && qp.is_none_or(|qp| asked.qp == Some(QpId(qp)))
-                && object.is_none_or(|(qp, object)| {
-                    asked.pd.is_some() || self.selects_qp(select, qp, object)
-                })
+            // A call of the library that no rule concerns costs no request.
+            let is_of_verb = match select.verb {
+                Some(only) => only == verb,
+                None => asked.call.is_none(),
+            };
+            *point == Point::Verb
+                && is_of_verb
+                && rule.selects(session)
+                && (!action.holds_reply() || object.is_some_and(|qp| qp.kind != QpType::Ud))
+                && self.selects_request(select, session, asked)
         };
         let rules = self.faults.rules.iter().filter(|(_, rule)| selects(rule));
         let struck = rules.filter(|(_, rule)| rule.armed.strikes(now));

@@ -118,7 +118,7 @@ impl Manager {
         session.listener(listener)?;
         self.cm.close_listener(listener, now)?;
         session.listeners.remove(&listener);
-        session.requests.retain(|_, of| *of != listener);
+        session.requests.retain(|_, of| of.listener != listener);
         self.end_held_accepts_of(listener);
         Outcome::done()
     }

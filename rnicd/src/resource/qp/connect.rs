@@ -13,6 +13,7 @@ use crate::cm::{self, AcceptParams, CmEvent, ConnectFailure, ConnectParams, Dire
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
+use crate::resource::session::Undecided;
 use crate::resource::{Manager, find, refuse};
 use crate::worker::Command;
 
@@ -166,7 +167,8 @@ impl Manager {
                 let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
                 let Ok(session) = find(&mut self.sessions, owner) else { return };
                 let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
-                session.requests.insert(request, listener);
+                let peer = addresses.peer.ip();
+                session.requests.insert(request, Undecided { listener, peer });
                 session.tell(&Event::ConnectionRequest {
                     listener,
                     context,

@@ -15,6 +15,7 @@ use super::{Qp, wrong_state};
 use crate::clock;
 use crate::cm::{CmEvent, ConnectFailure, RcAcceptParams, RcConnectParams};
 use crate::resource::answer::{Answer, Outcome};
+use crate::resource::session::Undecided;
 use crate::resource::{Manager, find, refuse};
 
 /// A program's connection request.
@@ -106,7 +107,8 @@ impl Manager {
             let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
             let Ok(session) = find(&mut self.sessions, owner) else { return };
             let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
-            session.requests.insert(request, listener);
+            let undecided = Undecided { listener, peer: addresses.peer.ip() };
+            session.requests.insert(request, undecided);
             return session.tell(&Event::RcRequest {
                 listener,
                 context,

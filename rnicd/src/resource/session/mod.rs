@@ -8,6 +8,7 @@ mod close;
 mod open;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rnic_abi::abi::control::{ClientRow, Event, Refusal};
@@ -49,7 +50,7 @@ pub struct Session {
     pub qps: BTreeMap<QpId, Qp>,
     pub listeners: BTreeMap<ListenerId, Listener>,
     /// Connection requests that the client has seen and neither accepted nor rejected.
-    pub requests: BTreeMap<RequestId, ListenerId>,
+    pub requests: BTreeMap<RequestId, Undecided>,
     pub windows: BTreeMap<MwId, MemoryWindow>,
     /// Rate limit of the session's recorded events.
     pub noted: RateLimitedLog,
@@ -175,9 +176,17 @@ impl Session {
 
     /// Returns the listener of an undecided request.
     pub fn request(&self, id: RequestId) -> Result<ListenerId, Refusal> {
-        let found = self.requests.get(&id).copied();
+        let found = self.requests.get(&id).map(|request| request.listener);
         found.ok_or_else(|| refuse::no_such("connection request", id.0))
     }
+}
+
+/// A connection request that its session has neither accepted nor rejected.
+#[derive(Clone, Copy, Debug)]
+pub struct Undecided {
+    pub listener: ListenerId,
+    /// Address of the peer.
+    pub peer: IpAddr,
 }
 
 pub fn client_row(s: &Session) -> ClientRow {
