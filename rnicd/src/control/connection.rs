@@ -91,6 +91,9 @@ pub enum End {
     /// The client violated the rules of shared memory.
     #[error("misbehaved: {0}")]
     Misbehaved(String),
+    /// A fault rule ended the session.
+    #[error("{0}")]
+    Injected(String),
     /// A call on the client's socket failed.
     #[error("control socket: {0}")]
     Failed(io::Error),
@@ -107,6 +110,7 @@ impl End {
             End::Exited => "exited",
             End::Malformed(_) => "malformed",
             End::Misbehaved(_) => "misbehaved",
+            End::Injected(_) => "injected",
             End::Crowded(_) => "crowded",
             End::Silent => "silent",
             End::Failed(_) => "failed",

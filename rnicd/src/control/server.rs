@@ -36,8 +36,8 @@ use crate::metrics::Writer;
 use crate::privilege::{self, Signals, ThreadKind, check_available, confine};
 use crate::reaper::Reaper;
 use crate::resource::{
-    Capacity, DeviceError, Manager, Outcome, PassedPort, Random, Refused, Response, SessionOpened,
-    options,
+    Capacity, DeviceError, Manager, Outcome, PassedPort, Random, Refused, Response, SessionEnd,
+    SessionOpened, options,
 };
 use crate::tree::{StartTreeError, Tree};
 use crate::worker::Workers;
@@ -648,14 +648,18 @@ impl Server {
         self.enqueue(key);
     }
 
-    /// Sends deferred replies, and ends misbehaving sessions.
+    /// Sends deferred replies, and ends sessions that misbehave or that a fault rule ends.
     fn settle_clients(&mut self, now: Time) {
         while let Some((session, granted)) = self.manager.poll_answer() {
             self.answer(session, Ok(granted), now);
         }
         while let Some((session, why)) = self.manager.poll_ended() {
+            let end = match why {
+                SessionEnd::Misbehaved(why) => End::Misbehaved(why),
+                SessionEnd::Injected(rule) => End::Injected(rule),
+            };
             if let Some(key) = self.by_session.get(&session) {
-                self.end(*key, End::Misbehaved(why), now);
+                self.end(*key, end, now);
             }
         }
     }

@@ -67,7 +67,16 @@ pub struct Outbox {
     /// Deferred answers.
     pub answers: VecDeque<(SessionId, Response)>,
     /// Sessions to be closed, with the reasons.
-    pub ended: VecDeque<(SessionId, String)>,
+    pub ended: VecDeque<(SessionId, SessionEnd)>,
+}
+
+/// Reason for which the resource manager ends a session.
+#[derive(Debug)]
+pub enum SessionEnd {
+    /// The client violated the rules of shared memory.
+    Misbehaved(String),
+    /// A fault rule ends the session. The rule of its diagnosis.
+    Injected(String),
 }
 
 impl Outbox {
@@ -76,9 +85,14 @@ impl Outbox {
         self.answers.push_back((session, body.into()));
     }
 
-    /// Queues a session to be closed, with the reason.
+    /// Queues a session to be closed because of its client, with the reason.
     pub fn end(&mut self, session: SessionId, why: String) {
-        self.ended.push_back((session, why));
+        self.ended.push_back((session, SessionEnd::Misbehaved(why)));
+    }
+
+    /// Queues a session to be closed because of a fault rule.
+    pub fn end_by_rule(&mut self, session: SessionId, rule: String) {
+        self.ended.push_back((session, SessionEnd::Injected(rule)));
     }
 }
 

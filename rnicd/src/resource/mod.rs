@@ -50,7 +50,7 @@ use crate::rate::Buckets;
 use crate::reaper::{Reaper, Receipt};
 use crate::worker::{Command, Ticket, Workers};
 use answer::Outbox;
-pub use answer::{Answer, Outcome, Refused, Response};
+pub use answer::{Answer, Outcome, Refused, Response, SessionEnd};
 pub use capacity::Capacity;
 pub use devices::DeviceError;
 use devices::RoceDevices;
@@ -245,8 +245,8 @@ impl Manager {
         self.outbox.answers.pop_front()
     }
 
-    /// Takes a session that misbehaved, and the reason. The caller must close it.
-    pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
+    /// Takes a session to be closed, and the reason. The caller must close it.
+    pub fn poll_ended(&mut self) -> Option<(SessionId, SessionEnd)> {
         self.outbox.ended.pop_front()
     }
 

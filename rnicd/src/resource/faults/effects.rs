@@ -123,7 +123,7 @@ impl Manager {
             Action::EndSession => {
                 for session in self.sessions_of(number, subject) {
                     self.record_fault(session, name, None, "the session was ended", now);
-                    self.outbox.end(session, rule_of_fault(name));
+                    self.outbox.end_by_rule(session, rule_of_fault(name));
                 }
             }
             // The engine, `verb_fault` or a setting of the QP carries out the others.

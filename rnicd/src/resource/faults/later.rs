@@ -8,15 +8,18 @@ use crate::resource::Manager;
 
 impl Manager {
     /// Carries out an action later. Events and messages are sent at once if many actions of the
-    /// session are delayed or the session ends. A session has at most one delayed accept per QP.
-    pub(super) fn delay(&mut self, at: Time, session: SessionId, what: Later, now: Time) {
+    /// session are delayed or the session ends: then returns false. A session has at most one
+    /// delayed accept per QP.
+    pub(super) fn delay(&mut self, at: Time, session: SessionId, what: Later, now: Time) -> bool {
         let delayed = self.faults.later.values().filter(|(of, _)| *of == session).count();
         let is_accept = matches!(what, Later::Accept(_));
         if !is_accept && (delayed >= MAX_DELAYED || !self.sessions.contains_key(&session)) {
-            return self.carry_out(session, what, now);
+            self.carry_out(session, what, now);
+            return false;
         }
         self.faults.last += 1;
         self.faults.later.insert((at, self.faults.last), (session, what));
+        true
     }
 
     /// Carries out the delayed actions that are due.
@@ -54,4 +57,4 @@ impl Manager {
 }
 
 /// Maximum number of delayed actions of a session, except accepts.
-const MAX_DELAYED: usize = 64;
+pub(super) const MAX_DELAYED: usize = 64;

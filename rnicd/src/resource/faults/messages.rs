@@ -6,6 +6,7 @@ use rnic_abi::types::*;
 
 use super::Rule;
 use super::held::Later;
+use super::later::MAX_DELAYED;
 use crate::clock;
 use crate::cm::{CmMessage, Sender};
 use crate::resource::Manager;
@@ -22,23 +23,26 @@ impl Manager {
         let kind = kind.name();
         let text = match effect {
             MessageEffect::Drop => format!("{kind} was not sent"),
-            MessageEffect::Duplicate { .. } => format!("{kind} was sent twice"),
-            MessageEffect::Delay { by } => format!("{kind} was delayed by {by:?}"),
-        };
-        self.record_fault(session, name, qp, &text, now);
-        match effect {
-            MessageEffect::Drop => {}
             MessageEffect::Duplicate { by } => {
                 self.pass(&message, now);
                 if by.is_zero() {
-                    return self.pass(&message, now);
+                    self.pass(&message, now);
+                } else {
+                    self.delay(now.after(by), session, Later::Message(message), now);
                 }
-                self.delay(now.after(by), session, Later::Message(message), now);
+                format!("{kind} was sent twice")
             }
             MessageEffect::Delay { by } => {
-                self.delay(now.after(by), session, Later::Message(message), now);
+                if self.delay(now.after(by), session, Later::Message(message), now) {
+                    format!("{kind} was delayed by {by:?}")
+                } else {
+                    format!(
+                        "{kind} was sent at once: {MAX_DELAYED} actions wait, or the session ends"
+                    )
+                }
             }
-        }
+        };
+        self.record_fault(session, name, qp, &text, now);
     }
 
     fn pass(&mut self, message: &CmMessage, now: Time) {
