@@ -22,10 +22,10 @@ impl Rig {
         let program = verbs::program(source, scratch.path())?;
         // Its own port, since daemons of one host that share a port confirm each other's requests.
         let port = ports::unused_port();
-        let devices: Vec<_> = devices.iter().map(|name| format!("{name} = \"lo\"")).collect();
-        let devices = devices.join(", ");
         // With the addresses of the host, IDs of rdma_cm may listen at all of them.
-        let gids = if source == SOURCE { GIDS } else { "" };
+        let (gids, interface) = if source == SOURCE { (GIDS, "lo") } else { ("", "*") };
+        let devices = devices.iter().map(|name| format!("{name} = \"{interface}\""));
+        let devices = devices.collect::<Vec<_>>().join(", ");
         let wired = format!("{gids}[wired]\nport = {port}\ndevices = {{ {devices} }}\n");
         let daemon = Daemon::start(&format!("{}{wired}", on_path(path)));
         Some(Rig { daemon, program, _scratch: scratch })
@@ -377,7 +377,7 @@ fn rules_without_effect_are_refused() {
         ("do=gid-change device=rnicd0", "rnicd0 is the iWARP device"),
         ("do=pkey-change device=rnicd0", "rnicd0 is the iWARP device"),
         ("do=gid-change index=2", "2: no GID with this index on rail"),
-        ("do=device-removal qp=3", "qp has no effect with do=device-removal"),
+        ("do=device-removal qp=3", "qp has no effect with do=device-removal, because it concerns"),
         ("do=pkey-change pkey=0x8000", "needs a P_Key, as in 0x8001"),
         ("do=speed-change", "do=speed-change needs speed or width"),
         ("do=speed-change speed=3", "needs one of sdr, ddr"),

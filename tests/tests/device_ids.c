@@ -2,11 +2,14 @@
 // to it and prints the event. With "listen", prints a port at all addresses, reads a line from
 // standard input, and checks that no request has arrived. Otherwise:
 //
-// Two connected IDs of rdma_cm, one that has resolved its route, and a listener, while a fault rule
-// removes their device, and after it has returned. Prints "ready" before each line that it reads
+// Two connected IDs of rdma_cm, one that has resolved its route, one that is bound to an address of
+// the host, both ends of a request that is not decided, and a listener, while a fault rule removes
+// their device, and after it has returned. Prints "ready" before each line that it reads
 // from standard input, and "done" at the end.
 
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <unistd.h>
 
 #include "rdma_cm.h"
@@ -38,6 +41,38 @@ static void has_qp(struct rdma_cm_id *id)
     struct ibv_qp_init_attr attr = {.qp_type = IBV_QPT_RC, .sq_sig_all = 1};
     attr.cap = (struct ibv_qp_cap){4, 4, 1, 1, 0};
     check(!rdma_create_qp(id, NULL, &attr));
+}
+
+// Returns an ID that is bound to an address of the host and so has a device. Returns NULL if the
+// host has only loopback addresses.
+static struct rdma_cm_id *bound(void)
+{
+    struct ifaddrs *all;
+    check(!getifaddrs(&all));
+    for (struct ifaddrs *at = all; at; at = at->ifa_next) {
+        if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || at->ifa_flags & IFF_LOOPBACK)
+            continue;
+        struct rdma_cm_id *id = new_id();
+        struct sockaddr_in address = *(struct sockaddr_in *)at->ifa_addr;
+        address.sin_port = 0;
+        if (!rdma_bind_addr(id, (struct sockaddr *)&address) && id->verbs) {
+            freeifaddrs(all);
+            return id;
+        }
+        check(!rdma_destroy_id(id));
+    }
+    freeifaddrs(all);
+    return NULL;
+}
+
+// Requests a connection. Returns the ID of the request, which is not decided.
+static struct rdma_cm_id *undecided(struct rdma_cm_id *asking)
+{
+    check(!rdma_connect(asking, NULL));
+    struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *asked = event->id;
+    check(!rdma_ack_cm_event(event));
+    return asked;
 }
 
 // Connects two IDs to each other.
@@ -107,24 +142,35 @@ int main(int argc, char **argv)
         puts("done");
         return 0;
     }
-    struct rdma_cm_id *ids[3];
+    struct rdma_cm_id *ids[5];
     connected(listener, ids);
-    ids[2] = routed(rdma_get_src_port(listener));
-    has_qp(ids[2]);
+    for (int n = 2; n < 4; n++) {
+        ids[n] = routed(rdma_get_src_port(listener));
+        has_qp(ids[n]);
+    }
+    struct rdma_cm_id *asked = undecided(ids[3]);
+    ids[4] = bound();
+    int count = ids[4] ? 5 : 4;
     await_input();
-    // Each ID with a device has one event, and the listener at all addresses none.
-    int removed[3] = {0};
-    for (int left = 3; left > 0; left--) {
+    // Each ID with a device has one event, but the ID of the request has none, as in the kernel,
+    // nor the listener at all addresses.
+    int removed[5] = {0};
+    for (int left = count; left > 0; left--) {
         struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_DEVICE_REMOVAL);
-        for (int n = 0; n < 3; n++)
+        for (int n = 0; n < count; n++)
             removed[n] += ids[n] == event->id;
         check(event->status == 0 && !rdma_ack_cm_event(event));
     }
-    check(removed[0] == 1 && removed[1] == 1 && removed[2] == 1);
+    for (int n = 0; n < count; n++)
+        check(removed[n] == 1);
+    struct ibv_qp_init_attr attr_of_qp = {.qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1, 0}};
+    check(rdma_create_qp(asked, NULL, &attr_of_qp) == -1 && errno == EIO);
+    check(rdma_accept(asked, NULL) == -1);
+    check(!rdma_destroy_id(asked));
     // The device is absent.
-    int count = 1;
-    struct ibv_context **devices = rdma_get_devices(&count);
-    check(!devices && count == 0);
+    int found = 1;
+    struct ibv_context **devices = rdma_get_devices(&found);
+    check(!devices && found == 0);
     struct rdma_cm_id *late = new_id();
     struct sockaddr_in address = loopback(rdma_get_src_port(listener));
     int failed = rdma_resolve_addr(late, NULL, (struct sockaddr *)&address, 2000);
@@ -133,7 +179,7 @@ int main(int argc, char **argv)
     check(rdma_connect(ids[2], NULL) == -1 && errno == EINVAL);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     check(ibv_modify_qp(ids[0]->qp, &attr, IBV_QP_STATE) == EIO);
-    for (int n = 0; n < 3; n++)
+    for (int n = 0; n < count; n++)
         destroy(ids[n]);
     // Their connections had no other events.
     none_waits();

@@ -27,6 +27,8 @@ use crate::verbs::registry::ConnectionManager;
 pub(crate) struct Ids {
     by_qp: Mutex<HashMap<QpId, Holder>>,
     by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
+    /// All ids, by their address in memory.
+    all: Mutex<HashMap<usize, Weak<IdBody>>>,
     /// Bound addresses that other ids may share.
     reusable: Mutex<Vec<Reusable>>,
     /// Ids that have resolved a peer, and so have a source port, by their address in memory.
@@ -149,6 +151,11 @@ impl Ids {
         }
         // Only one id may take it.
         reusable.swap_remove(at).listener.upgrade()
+    }
+
+    /// Records a new id until it is dropped.
+    pub(super) fn keep(&self, id: &Arc<IdBody>) {
+        self.all.lock().insert(Arc::as_ptr(id).addr(), Arc::downgrade(id));
     }
 
     /// Records the source port of an id until the id is destroyed.
@@ -288,6 +295,12 @@ impl IdBody {
     }
 }
 
+impl Drop for IdBody {
+    fn drop(&mut self) {
+        self.ids().all.lock().remove(&std::ptr::from_ref(self).addr());
+    }
+}
+
 impl ConnectionManager for Ids {
     fn await_established(&self, qp: QpId) {
         let connecting = |id: Arc<IdBody>| id.phase() == Phase::Connecting;
@@ -346,13 +359,11 @@ impl ConnectionManager for Ids {
 
     fn unplugged(&self, device: &Arc<Adapter>) {
         let guard = self.events_lost.lock();
-        let mut ids: Vec<_> = self.by_qp.lock().values().map(|held| held.id.clone()).collect();
-        ids.extend(self.by_listener.lock().values().cloned());
-        ids.extend(self.sources.lock().values().filter_map(Weak::upgrade));
-        ids.retain(|id| id.is_bound_to(device));
-        ids.sort_by_key(Arc::as_ptr);
-        ids.dedup_by_key(|id| Arc::as_ptr(id));
-        ids.iter().for_each(|id| id.unplugged());
+        let ids: Vec<_> = self.all.lock().values().filter_map(Weak::upgrade).collect();
+        // As in the kernel, the id of an undecided request has no event: accepting it fails.
+        let has_event = |id: &&Arc<IdBody>| id.phase() != Phase::Undecided;
+        let bound = ids.iter().filter(|id| id.is_bound_to(device));
+        bound.filter(has_event).for_each(|id| id.unplugged());
         drop(guard);
         self.delivered.notify_all();
     }

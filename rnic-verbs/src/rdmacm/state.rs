@@ -166,7 +166,7 @@ impl IdBody {
             request,
             ..State::default()
         };
-        Arc::new(IdBody {
+        let new = Arc::new(IdBody {
             device,
             service,
             adapter: OnceLock::new(),
@@ -174,7 +174,9 @@ impl IdBody {
             channel: Mutex::new(Some(channel)),
             unacknowledged: Unacknowledged::default(),
             state: Mutex::new(state),
-        })
+        });
+        new.ids().keep(&new);
+        new
     }
 
     /// Returns the queue pair of the device with this number.
