@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rnic_abi::abi::control::{ReplyBody, RequestBody};
+use rnic_abi::abi::control::{LibraryCall, ReplyBody, RequestBody};
 use rnic_abi::abi::queue::{CHANNEL_RECORD_LEN, ChannelRecord};
 use rnic_abi::types::{ChannelId, CqId};
 
@@ -75,8 +75,13 @@ impl CompletionChannel {
     /// The caller must arm the CQ again and *then* poll it until it is empty. Otherwise a
     /// completion between the two causes no event (`ibv_req_notify_cq(3)`). The returned CQ may be
     /// empty.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if a fault rule fails the call. No event is lost.
     pub fn recv(&self, timeout: Option<Duration>) -> Result<Option<CqId>, Error> {
         self.inner.session.check_owner()?;
+        self.inner.session.admit(LibraryCall::GetCqEvent)?;
         self.inner.inbox.wait(deadline(timeout), |records| records.unread.pop_front())
     }
 }

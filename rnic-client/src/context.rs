@@ -256,6 +256,13 @@ impl Context {
         }
     }
 
+    /// Returns the number of times, 0 to 2, that a library of C queues an event of rdma_cm
+    /// ([`LibraryCall::CmEvent`]) for its program. It is 1 unless a fault rule repeats or loses the
+    /// event.
+    pub fn times_queued(&self, event: LibraryCall) -> u8 {
+        if self.session.check_owner().is_err() { 1 } else { self.session.times_queued(event) }
+    }
+
     /// Opens a protection domain (`ibv_alloc_pd(3)`). Without a name it is private. A name selects
     /// a `[[pd]]` of the daemon's configuration: QPs of the same domain in other sessions may then
     /// use its regions.

@@ -162,6 +162,18 @@ impl Session {
         }
     }
 
+    /// Returns the number of times that a program gets an event of rdma_cm: 1 unless a rule repeats
+    /// or loses it, and in a forked child.
+    pub(crate) fn times_queued(&self, event: LibraryCall) -> u8 {
+        if !self.owner.may_be_current() || !self.has_rules_for(event) {
+            return 1;
+        }
+        match self.request(RequestBody::Call(event)) {
+            Ok(ReplyBody::Events { count }) => count.min(2),
+            _ => 1,
+        }
+    }
+
     /// Asks the daemon whether a rule concerns a call. Without a reply the call is admitted: it
     /// takes what is left in the queues, and then fails because the session has ended.
     #[cold]

@@ -124,3 +124,38 @@ fn a_failed_resolution_is_followed_by_its_event() {
     assert_eq!(ask(&mut raw, to(peer)), Ok(ReplyBody::EventFollows));
     assert_eq!(event(&raw), Event::ResolutionFailed { context: 8, errno: 5 });
 }
+
+#[test]
+fn events_of_rdma_cm_are_repeated_or_lost() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let queue = |kind: u32, port: Option<u16>| LibraryCall::CmEvent {
+        kind,
+        peer: port.map(|port| ([192, 0, 2, 1], port).into()),
+    };
+    set(&mut raw, "do=cm-event effect=duplicate peer=192.0.2.1 nth=2", false);
+    assert_eq!(ruled(&raw), queue(0, None).bit());
+    let twice = Ok(ReplyBody::Events { count: 2 });
+    assert_eq!(ask(&mut raw, queue(9, Some(1))), Ok(ReplyBody::Done));
+    // Neither a connection request nor an event without a peer is an occasion.
+    assert_eq!(ask(&mut raw, queue(4, Some(1))), Ok(ReplyBody::Done));
+    assert_eq!(ask(&mut raw, queue(10, None)), Ok(ReplyBody::Done));
+    assert_eq!(ask(&mut raw, queue(u32::MAX, Some(1))), Ok(ReplyBody::Done));
+    assert_eq!(ask(&mut raw, queue(10, Some(1))), twice);
+    assert_eq!(counts(&mut raw), (2, 1));
+    clear(&mut raw);
+    set(&mut raw, "do=cm-event effect=drop type=connect-request", false);
+    assert_eq!(ask(&mut raw, queue(9, Some(1))), Ok(ReplyBody::Done));
+    assert_eq!(ask(&mut raw, queue(4, Some(1))), Ok(ReplyBody::Events { count: 0 }));
+    // A rule for other requests does not concern events.
+    set(&mut raw, "do=fail errno=EIO verb=rdma_get_cm_event", false);
+    let get = LibraryCall::GetCmEvent;
+    assert_eq!(ruled(&raw), get.bit() | queue(0, None).bit());
+    assert!(ask(&mut raw, get).is_err());
+    assert_eq!(ask(&mut raw, queue(9, None)), Ok(ReplyBody::Done));
+    // Other effects take place before the event is queued.
+    clear(&mut raw);
+    set(&mut raw, "do=event event=port-err verb=rdma_cm_event", false);
+    assert_eq!(ask(&mut raw, queue(9, None)), Ok(ReplyBody::Done));
+    assert!(matches!(event(&raw), Event::Async { event: 10, .. }));
+}

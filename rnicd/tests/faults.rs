@@ -255,12 +255,46 @@ fn a_connection_is_rejected() {
     let daemon = one_worker("");
     let mut raw = Raw::open(&daemon.socket());
     let (qp, connect) = with_qp(&mut raw);
-    set(&mut raw, "do=reject nth=1");
+    set(&mut raw, "do=reject nth=1 data=00ff61");
     assert_eq!(raw.call(connect.clone()), Ok(ReplyBody::Done));
-    assert!(matches!(event(&raw), Event::Rejected { qp: of, .. } if of == qp));
+    let Event::Rejected { qp: of, private_data, .. } = event(&raw) else { panic!() };
+    assert_eq!((of, &*private_data), (qp, &b"\0\xffa"[..]));
     // The next attempt reaches the peer.
     assert_eq!(raw.call(connect), Ok(ReplyBody::Done));
     assert!(matches!(event(&raw), Event::ConnectionRequest { .. }));
+}
+
+/// Otherwise a program of the RoCE device would see fewer data than the rule has.
+#[test]
+fn data_of_a_rejection_fit_into_the_message() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    set(&mut raw, &format!("do=reject data={}", "5a".repeat(148)));
+    let longer = format!("do=reject name=long data={}", "5a".repeat(149));
+    let refusal = set_refused(&mut raw, &longer);
+    assert!(refusal.contains("RoCE devices have 148 bytes; add device=rnicd0"), "{refusal}");
+    set(&mut raw, &format!("{longer} device=rnicd0"));
+}
+
+#[test]
+fn an_accepted_request_is_rejected() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let (qp, connect) = with_qp(&mut raw);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let passive = raw.qp(pd, cq);
+    set(&mut raw, "do=reject verb=rdma_accept data=6e6f");
+    assert_eq!(raw.call(connect), Ok(ReplyBody::Done));
+    let Event::ConnectionRequest { request, .. } = event(&raw) else { panic!() };
+    let private_data = vec![];
+    let accept = RequestBody::Accept { request, qp: passive, ird: None, ord: None, private_data };
+    assert_eq!(raw.call(accept.clone()), Ok(ReplyBody::Done));
+    let Event::Unreachable { qp: of, errno, .. } = event(&raw) else { panic!() };
+    assert_eq!((of, errno), (passive, rustix::io::Errno::CONNRESET.raw_os_error() as u16));
+    let Event::Rejected { qp: of, private_data, .. } = event(&raw) else { panic!() };
+    assert_eq!((of, &*private_data), (qp, &b"no"[..]));
+    assert!(raw.call(accept).is_err(), "the request has ended");
+    assert_eq!(faults(&mut raw)[0].injected, 2, "the rule has struck, without a request");
 }
 
 /// The QPs of both ends have no peer yet.
@@ -529,6 +563,16 @@ fn sessions_end_by_a_rule() {
     bob.ask(end, &[]);
     while bob.receive().is_some() {}
     second.status();
+    // None of them misbehaved.
+    let mut admin = Raw::open(&daemon.socket());
+    assert_eq!(admin.status().sessions_ended, 0);
+    let listed = RequestBody::List { what: ListKind::Diagnoses, from: 0 };
+    let Ok(ReplyBody::Rows { rows: Rows::Diagnoses(rows), .. }) = admin.call(listed) else {
+        panic!()
+    };
+    let of_ends = rows.iter().filter(|row| row.rule.starts_with("injected by fault end-session"));
+    assert_eq!(of_ends.count(), 2, "{rows:?}");
+    assert_eq!(rows.len(), 2, "{rows:?}");
 }
 
 #[test]

@@ -2,11 +2,15 @@
 //
 //   listen IP       listens at a port that it prints
 //   ask IP PORT     resolves the address and asks to connect
-//   accept          accepts the request of the last event
-//   event           prints the next event with its status
+//   accept, answer  accepts the request of the last event, the second with private data
+//   event           prints the next event with its status and private data
+//   hold            prints the next event, and keeps it without acknowledging it
+//   ack             prints the private data of the first event that is kept, and acknowledges it
+//   get             prints the error number of rdma_get_cm_event
 //   silent          checks that no event is pending
 //   send            posts a Send
 //   wc, receive     prints the status of the next completion of a Send or receive
+//   async           prints the number of the next asynchronous event
 //   disconnect      ends the connection
 //   input           prints "ready" and waits for a line from standard input, or its end
 
@@ -14,11 +18,13 @@
 
 #include "rdma_cm.h"
 
-enum { RECEIVES = 2 };
+enum { RECEIVES = 2, KEPT = 4 };
 
 static struct rdma_cm_id *listener, *id;
 static struct ibv_mr *mr;
 static char memory[64];
+static struct rdma_cm_event *kept[KEPT];
+static int holds, acknowledged;
 
 static struct rdma_cm_id *new_id(void)
 {
@@ -64,11 +70,41 @@ static void ask(const char *ip, const char *port)
     check(!rdma_connect(id, &parameters));
 }
 
+// Prints an event, with its private data up to the last byte that is not zero.
+static void show(const struct rdma_cm_event *found)
+{
+    const unsigned char *data = found->param.conn.private_data;
+    int length = found->param.conn.private_data_len;
+    check(!length == !data);
+    printf("%s %d", rdma_event_str(found->event), found->status);
+    while (length && !data[length - 1])
+        length--;
+    if (length)
+        printf(" %d ", found->param.conn.private_data_len);
+    for (int n = 0; n < length; n++)
+        printf("%02x", data[n]);
+    puts("");
+}
+
+static void hold(void)
+{
+    check(holds < KEPT && !rdma_get_cm_event(events, &kept[holds]));
+    check(kept[holds]->event != RDMA_CM_EVENT_CONNECT_REQUEST);
+    show(kept[holds++]);
+}
+
+static void acknowledge(void)
+{
+    check(acknowledged < holds);
+    show(kept[acknowledged]);
+    check(!rdma_ack_cm_event(kept[acknowledged++]));
+}
+
 static void event(void)
 {
     struct rdma_cm_event *found;
     check(!rdma_get_cm_event(events, &found));
-    printf("%s %d\n", rdma_event_str(found->event), found->status);
+    show(found);
     if (found->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
         check(!id);
         id = found->id;
@@ -96,8 +132,20 @@ int main(int argc, char **argv)
             step += 2;
         } else if (!strcmp(*step, "accept")) {
             check(!rdma_accept(id, NULL));
+        } else if (!strcmp(*step, "answer")) {
+            struct rdma_conn_param parameters = {.private_data = "hi", .private_data_len = 2};
+            parameters.rnr_retry_count = 7;
+            check(!rdma_accept(id, &parameters));
         } else if (!strcmp(*step, "event")) {
             event();
+        } else if (!strcmp(*step, "hold")) {
+            hold();
+        } else if (!strcmp(*step, "ack")) {
+            acknowledge();
+        } else if (!strcmp(*step, "get")) {
+            struct rdma_cm_event *none;
+            check(rdma_get_cm_event(events, &none) == -1);
+            printf("get %d\n", errno);
         } else if (!strcmp(*step, "silent")) {
             silent();
         } else if (!strcmp(*step, "send")) {
@@ -108,6 +156,11 @@ int main(int argc, char **argv)
         } else if (!strcmp(*step, "receive")) {
             check(rdma_get_recv_comp(id, &wc) == 1);
             printf("receive %d\n", wc.status);
+        } else if (!strcmp(*step, "async")) {
+            struct ibv_async_event found;
+            check(!ibv_get_async_event(id->verbs, &found));
+            printf("async %d\n", found.event_type);
+            ibv_ack_async_event(&found);
         } else if (!strcmp(*step, "disconnect")) {
             check(!rdma_disconnect(id));
         } else if (!strcmp(*step, "input")) {

@@ -159,6 +159,101 @@ fn a_missing_mpa_reply_times_out() {
     }
 }
 
+/// By a rule of this end, and by one of the peer, which sends it.
+#[test]
+fn a_rejection_has_private_data() {
+    for (device, seen, of_passive) in [
+        (IWARP, "RDMA_CM_EVENT_REJECTED -111 3 00ff61", "RDMA_CM_EVENT_CONNECT_ERROR -104"),
+        (ROCE, "RDMA_CM_EVENT_REJECTED 28 148 00ff61", "RDMA_CM_EVENT_REJECTED 28"),
+    ] {
+        for rig in rigs(device, "") {
+            let (mut passive, port) = rig.listens("", &["input", "silent"]);
+            let active = rig.asks(&port, "do=reject data=00ff61", &["event", "silent"]);
+            assert_eq!(active.succeed(), [seen]);
+            passive.release();
+            passive.succeed();
+            let rules = "do=reject verb=rdma_accept data=00ff61 name=passive";
+            let (passive, port) = rig.listens(rules, &["event", "accept", "event", "silent"]);
+            let active = rig.asks(&port, "", &["event", "silent"]);
+            assert_eq!(active.succeed(), [seen]);
+            assert_eq!(lines_of(passive), [REQUEST, of_passive]);
+            assert_eq!(log_of(&rig.passive, "passive"), ["the connection request was rejected"]);
+            rig.is_empty();
+        }
+    }
+}
+
+/// Each event is acknowledged, and has its own private data. An event that is not fetched ends
+/// with its id.
+#[test]
+fn events_of_rdma_cm_come_twice() {
+    for (device, established) in [
+        (IWARP, "RDMA_CM_EVENT_ESTABLISHED 0 2 6869"),
+        (ROCE, "RDMA_CM_EVENT_ESTABLISHED 0 196 6869"),
+    ] {
+        for rig in rigs(device, "") {
+            let steps = ["event", "answer", "event", "receive", "event"];
+            let rules = "do=cm-event effect=duplicate name=twice";
+            for fetched in [true, false] {
+                let (passive, port) = rig.listens("", &steps);
+                let rules = format!("{rules} type=established; {rules}-2 type=disconnected");
+                let twice = ["hold", "hold", "ack", "send", "wc", "ack", "disconnect"];
+                let once = ["event", "send", "wc", "disconnect"];
+                let steps = if fetched { &twice[..] } else { &once };
+                let active = rig.asks(&port, &rules, &[steps, &["event", "event"]].concat());
+                let seen = if fetched {
+                    let twice = [established, established, established, "wc 0", established];
+                    [&twice[..], &[DISCONNECTED; 2]].concat()
+                } else {
+                    // The second DISCONNECTED is left.
+                    vec![established, "wc 0", established, DISCONNECTED]
+                };
+                assert_eq!(active.succeed(), seen, "{device}");
+                let seen = [REQUEST, ESTABLISHED, "receive 0", DISCONNECTED];
+                assert_eq!(lines_of(passive), seen, "{device}");
+            }
+            assert_eq!(log_of(rig.active(), "twice")[0], "ESTABLISHED was repeated");
+            rig.is_empty();
+        }
+    }
+}
+
+#[test]
+fn events_of_rdma_cm_are_lost() {
+    for (device, rejected) in
+        [(IWARP, "RDMA_CM_EVENT_REJECTED -111"), (ROCE, "RDMA_CM_EVENT_REJECTED 28")]
+    {
+        for rig in rigs(device, "") {
+            let rules = "do=cm-event effect=drop type=established";
+            let (passive, port) = rig.listens(rules, &["event", "accept", "receive", "event"]);
+            let active = rig.asks(&port, "", &["event", "send", "wc", "disconnect", "event"]);
+            assert_eq!(active.succeed(), [ESTABLISHED, "wc 0", DISCONNECTED], "{device}");
+            assert_eq!(lines_of(passive), [REQUEST, "receive 0", DISCONNECTED], "{device}");
+            let rules = "do=cm-event effect=drop type=connect-request";
+            let (mut passive, port) = rig.listens(rules, &["input", "silent"]);
+            assert_eq!(rig.asks(&port, "", &["event"]).succeed(), [rejected], "{device}");
+            passive.release();
+            passive.succeed();
+            rig.is_empty();
+        }
+    }
+}
+
+#[test]
+fn rdma_get_cm_event_fails() {
+    for device in [IWARP, ROCE] {
+        let Some(rig) = Rig::one(device, "") else { return };
+        let (passive, port) = rig.listens("", &["event", "accept", "event", "receive", "event"]);
+        // The first two events are those of the resolution.
+        let rules = "do=fail errno=EINTR verb=rdma_get_cm_event nth=3";
+        let steps = ["get", "event", "send", "wc", "disconnect", "event"];
+        let active = rig.asks(&port, rules, &steps);
+        assert_eq!(active.succeed(), ["get 4", ESTABLISHED, "wc 0", DISCONNECTED], "{device}");
+        passive.succeed();
+        rig.is_empty();
+    }
+}
+
 /// A reply that comes after the deadline finds no request, and a QP that is destroyed before it
 /// has none.
 #[test]
@@ -320,6 +415,47 @@ fn rules_select_connection_messages() {
         let name = row["name"].as_str().unwrap();
         let (seen, injected) = (row["seen"].as_u64().unwrap(), row["injected"].as_u64().unwrap());
         assert_eq!((seen > 0, injected), (!name.starts_with("other"), seen.min(1)), "{row}");
+    }
+}
+
+/// Rules of the active end, its steps once it is connected, and their output on each device.
+const ACTIONS: [(&str, &str, &str); 13] = [
+    ("do=complete status=fatal-err opcode=send", "send wc", "wc 19"),
+    ("do=delay-request by=1ms opcode=send", "send wc", "wc 0"),
+    ("do=hold-completion by=1ms opcode=send", "send wc", "wc 0"),
+    ("do=lose-completion opcode=send nth=1", "send send wc", "wc 0"),
+    ("do=hold-event by=1ms", "send wc", "wc 0"),
+    ("do=stop for=1ms opcode=send nth=1", "send wc", "wc 0"),
+    ("do=link delay=1ms", "send wc", "wc 0"),
+    ("do=disconnect opcode=send nth=1", "send wc", "wc 5"),
+    ("do=qp-fatal opcode=send nth=1", "send wc async", "wc 5, async 1"),
+    ("do=cq-fatal opcode=send nth=1", "send async", "async 0"),
+    ("do=event event=sq-drained opcode=send nth=1", "send wc async", "wc 0, async 5"),
+    ("do=port-down for=1ms opcode=send nth=1", "send wc async async", "wc 0, async 10, async 9"),
+    (
+        "do=speed-change speed=sdr for=1ms opcode=send nth=1",
+        "send wc async async",
+        "wc 0, async 9, async 9",
+    ),
+];
+
+#[test]
+fn actions_have_the_same_effect_on_both_devices() {
+    for device in [IWARP, ROCE] {
+        for rig in rigs(device, "") {
+            for (rules, steps, seen) in ACTIONS {
+                let (mut passive, port) = rig.listens("", &["event", "accept", "input"]);
+                let steps: Vec<_> = ["event"].into_iter().chain(steps.split(' ')).collect();
+                let active = rig.asks(&port, &format!("{rules} name=table"), &steps);
+                let printed = active.succeed().split_off(1).join(", ");
+                assert_eq!(printed, seen, "{rules} on {device}");
+                assert!(!log_of(rig.active(), "table").is_empty(), "{rules} on {device}");
+                passive.line_after("ready");
+                passive.release();
+                passive.succeed();
+                rig.is_empty();
+            }
+        }
     }
 }
 

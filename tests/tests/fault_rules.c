@@ -6,6 +6,7 @@
 //   no_wc                       checks that there is no completion of the first QP
 //   arm                         arms the CQ of the first QP
 //   cq_event, no_cq_event       waits for its completion event, or checks that none is ready
+//   get_cq_event                prints the error number of ibv_get_cq_event
 //   error                       moves the first QP to ERR
 //   event                       waits for an asynchronous event: its number, and its port if any
 //   port                        prints the state of the port
@@ -139,6 +140,11 @@ static void step(const char *name)
         MUST(!ibv_req_notify_cq(cq[0], 0));
     } else if (!strcmp(name, "cq_event")) {
         completion_event();
+    } else if (!strcmp(name, "get_cq_event")) {
+        struct ibv_cq *none;
+        void *own;
+        MUST(ibv_get_cq_event(channel, &none, &own) == -1);
+        printf("%s %d\n", name, errno);
     } else if (!strcmp(name, "no_cq_event")) {
         struct pollfd channel_ready = {.fd = channel->fd, .events = POLLIN};
         MUST(poll(&channel_ready, 1, 0) == 0);

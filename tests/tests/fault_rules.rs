@@ -154,6 +154,16 @@ fn completion_events_are_held_lost_and_added() {
     );
 }
 
+/// The event is not lost.
+#[test]
+fn ibv_get_cq_event_fails() {
+    check(
+        "do=fail errno=EIO verb=get_cq_event nth=1",
+        &["arm", "write", "wc", "get_cq_event", "cq_event"],
+        &["wc 0", "get_cq_event 5", "cq_event"],
+    );
+}
+
 #[test]
 fn the_cq_of_a_request_fails() {
     check(

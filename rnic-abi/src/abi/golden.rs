@@ -318,6 +318,9 @@ fn library_calls() {
         (LibraryCall::QueryPkey, "07"),
         (LibraryCall::ResolveAddr { context: 300, peer: v4() }, "08ac0200c0000207af3a"),
         (LibraryCall::ResolveRoute { context: 300, peer: v4() }, "09ac0200c0000207af3a"),
+        (LibraryCall::GetCqEvent, "0a"),
+        (LibraryCall::GetCmEvent, "0b"),
+        (LibraryCall::CmEvent { kind: 300, peer: Some(v4()) }, "0cac020100c0000207af3a"),
     ];
     check::<LibraryCall>(0, &golden);
     for (n, (call, _)) in golden.iter().enumerate() {
@@ -531,6 +534,7 @@ fn replies() {
                 "0100100180201080010000",
             ),
             (reply(ReplyBody::EventFollows), "01001100"),
+            (reply(ReplyBody::Events { count: 2 }), "0100120200"),
         ],
     );
 }

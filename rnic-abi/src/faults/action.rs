@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::change::Change;
+use super::cm_event::{CmEventEffect, CmEventKind};
 use super::error::FaultError;
 use super::event::{AsyncEvent, Element};
 use super::link::LinkShape;
@@ -84,7 +85,7 @@ pub enum Action {
         /// Error number (`errno(3)`).
         errno: u16,
     },
-    /// Rejects a connection request of this side.
+    /// Rejects a connection request, of this side or that this side accepts.
     Reject {
         /// Reason code (IBTA specification, volume 1, section 12.6.7.2).
         reason: u16,
@@ -123,6 +124,13 @@ pub enum Action {
         kind: Option<MessageKind>,
         /// Effect.
         effect: MessageEffect,
+    },
+    /// Repeats or loses an event of rdma_cm.
+    CmEvent {
+        /// Kind of event; `None` for all.
+        kind: Option<CmEventKind>,
+        /// Effect.
+        effect: CmEventEffect,
     },
     /// Takes the port of the device down: `IBV_EVENT_PORT_ERR`, and its QPs stop.
     PortDown {
@@ -231,13 +239,14 @@ const ACTIONS: &[(&str, &[&str])] = &[
     ("disconnect", &[]),
     ("qp-fatal", &[]),
     ("fail", &["errno"]),
-    ("reject", &["reason"]),
+    ("reject", &["reason", "data"]),
     ("unreachable", &["errno", "by"]),
     ("addr-error", &["errno", "by"]),
     ("route-error", &["errno", "by"]),
     ("late-reply", &["by"]),
     ("no-reply", &[]),
     ("cm-message", &["type", "effect", "by"]),
+    ("cm-event", &["type", "effect"]),
     ("port-down", &["for"]),
     ("cq-fatal", &[]),
     ("srq-fatal", &[]),
@@ -328,6 +337,10 @@ impl Action {
                 kind: message::kind(words)?,
                 effect: MessageEffect::take(words)?,
             },
+            "cm-event" => {
+                let (kind, effect) = CmEventEffect::take(words)?;
+                Action::CmEvent { kind, effect }
+            }
             "port-down" => Action::PortDown { time: words.time("for")? },
             "event" => {
                 let event = words.parse("event", AsyncEvent::parse)?;
@@ -362,7 +375,8 @@ impl Action {
             | Action::AddrError { .. }
             | Action::RouteError { .. }
             | Action::LateReply { .. }
-            | Action::NoReply => Point::Verb,
+            | Action::NoReply
+            | Action::CmEvent { .. } => Point::Verb,
             Action::CmMessage { .. } => Point::CmMessage,
             Action::Stop { .. }
             | Action::Disconnect
@@ -378,14 +392,17 @@ impl Action {
         }
     }
 
-    /// Returns the only verb with the action.
-    pub(super) fn only_verb(self) -> Option<Verb> {
+    /// Returns the verbs that may have the action: empty for all, otherwise first that of a rule
+    /// without a verb.
+    pub(super) fn verbs(self) -> &'static [Verb] {
         match self {
-            Action::Reject { .. } | Action::Unreachable { .. } => Some(Verb::CONNECT),
-            Action::LateReply { .. } | Action::NoReply => Some(Verb::ACCEPT),
-            Action::AddrError { .. } => Some(Verb::RESOLVE_ADDR),
-            Action::RouteError { .. } => Some(Verb::RESOLVE_ROUTE),
-            _ => None,
+            Action::Reject { .. } => &[Verb::CONNECT, Verb::ACCEPT],
+            Action::Unreachable { .. } => &[Verb::CONNECT],
+            Action::LateReply { .. } | Action::NoReply => &[Verb::ACCEPT],
+            Action::AddrError { .. } => &[Verb::RESOLVE_ADDR],
+            Action::RouteError { .. } => &[Verb::RESOLVE_ROUTE],
+            Action::CmEvent { .. } => &[Verb::CM_EVENT],
+            _ => &[],
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod action;
 pub mod change;
+mod cm_event;
 mod error;
 mod event;
 pub mod link;
@@ -25,6 +26,7 @@ mod verb;
 mod words;
 
 pub use action::{Action, Point, RefusedAs};
+pub use cm_event::{CmEventEffect, CmEventKind};
 pub use error::FaultError;
 pub use event::{AsyncEvent, Element};
 pub use message::{MessageEffect, MessageKind};

@@ -2,6 +2,7 @@
 
 use super::MAX_RULE_LEN;
 use super::action::{Action, Point};
+use super::cm_event::private_data;
 use super::error::FaultError;
 use super::name::FaultName;
 use super::scope::{Object, Scope};
@@ -24,6 +25,8 @@ pub struct FaultRule {
     pub point: Point,
     /// Name of the action.
     pub action_name: &'static str,
+    /// Private data of a rejection.
+    pub data: Vec<u8>,
     /// The text, in one line.
     pub text: String,
 }
@@ -67,8 +70,13 @@ impl FaultRule {
             return Err(FaultError::TooLong(text.len()));
         }
         let name = words.parse("name", FaultName::parse)?;
+        let mut keys = words.known(&[&["reason"]]);
         let (action, action_name) = Action::take(&mut words)?;
-        let keys = words.known(&[select::KEYS, trigger::KEYS]);
+        let data = match action {
+            Action::Reject { .. } => words.parse("data", private_data)?.unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        keys.extend(words.known(&[select::KEYS, trigger::KEYS]));
         let mut select = Selector::take(&mut words)?;
         let trigger = Trigger::take(&mut words)?;
         let point = match action.point() {
@@ -77,7 +85,7 @@ impl FaultRule {
             point => point,
         };
         let verb = select.verb;
-        select.verb = action.only_verb().or(verb);
+        select.verb = verb.or(action.verbs().first().copied());
         let of_verb = verb.map_or_else(String::new, |verb| format!(" verb={}", verb.name()));
         let named = name.map_or_else(String::new, |name| format!(" name={name}"));
         let rule = format!("do={action_name}{of_verb}{named}");
@@ -86,6 +94,6 @@ impl FaultRule {
             return Err(scope.no_effect(key, None));
         }
         scope.check(&keys)?;
-        Ok(FaultRule { name, select, trigger, action, point, action_name, text })
+        Ok(FaultRule { name, select, trigger, action, point, action_name, data, text })
     }
 }

@@ -158,7 +158,27 @@ impl Scope<'_> {
         }
     }
 
-    /// Returns the reason if a key of selectors or triggers has no effect.
+    /// Returns the reason if the verb of the text has no effect.
+    fn why_not_verb(&self) -> Option<String> {
+        let verbs = self.action.verbs();
+        if self.verb.is_some_and(|verb| verbs.contains(&verb)) {
+            return None;
+        }
+        if !verbs.is_empty() {
+            let names = verbs.iter().map(|verb| verb.name()).collect::<Vec<_>>().join(" or ");
+            return Some(format!("its verb is {names}"));
+        }
+        match self.point {
+            Point::Verb | Point::Once => {
+                let fails = matches!(self.action, Action::Fail { .. });
+                let is_event = fails && self.verb == Some(Verb::CM_EVENT);
+                is_event.then(|| "an event cannot fail".to_owned())
+            }
+            point => Some(format!("{} have no verb", point.object(None).1)),
+        }
+    }
+
+    /// Returns the reason if a key has no effect.
     fn why_not(&self, key: &str) -> Option<String> {
         let has_occasions = match self.point {
             Point::Once => Some("it takes place once, unless it has a verb or an opcode"),
@@ -170,11 +190,10 @@ impl Scope<'_> {
             "probability" => {
                 has_occasions.filter(|_| self.point == Point::Setting).map(str::to_owned)
             }
-            "verb" => match (self.point, self.action.only_verb()) {
-                (_, Some(only)) if self.verb == Some(only) => None,
-                (_, Some(only)) => Some(format!("its verb is {}", only.name())),
-                (Point::Verb | Point::Once, None) => None,
-                (point, None) => Some(format!("{} have no verb", point.object(None).1)),
+            "verb" => self.why_not_verb(),
+            "reason" => match self.select.verb {
+                Some(Verb::ACCEPT) => Some("a program that rejects has no choice".to_owned()),
+                _ => None,
             },
             // Such a rule takes place at requests.
             "opcode" if self.point == Point::Once => None,

@@ -399,7 +399,7 @@ fn errors_of_keys_without_effect() {
         ("do=fail errno=EIO", "mr=1", "do=fail", "requests of the daemon have no mr"),
         ("do=addr-error", "qp=1", "do=addr-error", "requests of rdma_resolve_addr have no qp"),
         ("do=reject", "opcode=send", "do=reject", "requests of rdma_connect have no opcode"),
-        ("do=reject", "verb=reg_mr", "do=reject", "its verb is rdma_connect"),
+        ("do=reject", "verb=reg_mr", "do=reject", "its verb is rdma_connect or rdma_accept"),
         (
             "do=addr-error",
             "verb=rdma_resolve_route",

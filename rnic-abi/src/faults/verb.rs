@@ -50,6 +50,9 @@ pub(super) const VERBS: &[(&str, Object, &[&str])] = &[
     ("query_pkey", Object::None, &["QueryPkey"]),
     ("rdma_resolve_addr", Object::Peer, &["ResolveAddr"]),
     ("rdma_resolve_route", Object::Peer, &["ResolveRoute"]),
+    ("get_cq_event", Object::None, &["GetCqEvent"]),
+    ("rdma_get_cm_event", Object::None, &["GetCmEvent"]),
+    ("rdma_cm_event", Object::Peer, &["CmEvent"]),
 ];
 
 impl Verb {
@@ -61,6 +64,8 @@ impl Verb {
     pub const RESOLVE_ROUTE: Verb = Verb("rdma_resolve_route");
     /// `rdma_accept`.
     pub const ACCEPT: Verb = Verb("rdma_accept");
+    /// An event of rdma_cm that is about to be queued.
+    pub const CM_EVENT: Verb = Verb("rdma_cm_event");
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let plain = text.strip_prefix("ibv_").unwrap_or(text);

@@ -169,7 +169,10 @@ pub(super) fn show_path(to: Live<CmIdBody>) -> Result<(), Errno> {
         ..zeroed()
     };
     let mut kept = to.path.lock();
-    set!(to.route.path_rec = &raw mut **kept.insert(Box::new(path)));
+    // The program may keep a pointer to the record of an earlier event.
+    let record = kept.get_or_insert_with(|| Box::new(path));
+    **record = path;
+    set!(to.route.path_rec = &raw mut **record);
     set!(to.route.num_paths = 1);
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_client::{
-    AddressPair, ConnectionRequest, DatagramAddress, DeviceKind, Listener, PortSpace, Qp, QpId,
-    RcPeer,
+    AddressPair, ConnectionRequest, DatagramAddress, DeviceKind, LibraryCall, Listener, PortSpace,
+    Qp, QpId, RcPeer,
 };
 
 use super::devices::device_with;
@@ -21,6 +21,7 @@ use crate::event_queue::EventQueue;
 use crate::ffi::handles::{Body, Foreign, Kind};
 use crate::verbs::adapter::Adapter;
 use crate::verbs::async_events::Unacknowledged;
+use crate::verbs::channel::admit;
 use crate::verbs::device::Device;
 use crate::verbs::qp::{QpBody, find};
 
@@ -317,9 +318,17 @@ impl IdBody {
         self.push_event(CmEvent::new(self, kind, status));
     }
 
+    /// Queues an event, unless a fault rule loses it. A repeated event is acknowledged like any
+    /// other. May call the daemon.
     pub(super) fn push_event(&self, arrived: CmEvent) {
+        let kind = arrived.kind;
+        let peer = arrived.addresses.map(|ends| ends.peer).or(self.addresses().1);
+        let times = self.device.context.times_queued(LibraryCall::CmEvent { kind, peer });
+        let again = if times > 1 { arrived.repeated() } else { None };
+        // The channel must not be locked while a lost request is rejected.
+        let queued = (times > 0).then_some(arrived);
         if let Some(channel) = &*self.channel.lock() {
-            channel.push(arrived);
+            queued.into_iter().chain(again).for_each(|arrived| channel.push(arrived));
         }
     }
 }
@@ -358,8 +367,7 @@ impl State {
 
 /// An event channel.
 pub(crate) struct EventChannel {
-    /// Keeps the device open.
-    _device: Arc<Device>,
+    device: Arc<Device>,
     queue: EventQueue<CmEvent>,
 }
 
@@ -370,7 +378,7 @@ impl Body for Arc<EventChannel> {
 
 impl EventChannel {
     pub(crate) fn create(device: Arc<Device>) -> Result<Arc<EventChannel>, Errno> {
-        Ok(Arc::new(EventChannel { _device: device, queue: EventQueue::new()? }))
+        Ok(Arc::new(EventChannel { device, queue: EventQueue::new()? }))
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -382,7 +390,12 @@ impl EventChannel {
     }
 
     /// Returns the next event. Waits for it unless the descriptor is non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// That of a fault rule, and those of `read(2)`.
     pub(crate) fn next(&self) -> Result<CmEvent, Errno> {
+        admit(&self.device, LibraryCall::GetCmEvent)?;
         Ok(self.queue.next(|arrived| arrived.id.unacknowledged.handed_out())?)
     }
 
@@ -419,7 +432,7 @@ pub(crate) struct CmEvent {
 }
 
 /// Parameters of a connection, or the result of a UD lookup.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Parameters {
     pub(crate) private_data: Vec<u8>,
     /// Maximum number of outstanding Reads from the peer.
@@ -435,6 +448,15 @@ pub(crate) struct Parameters {
 }
 
 impl CmEvent {
+    /// Returns the same event again. `None` for a connection request, which creates one id.
+    fn repeated(&self) -> Option<Self> {
+        let CmEvent { ref id, kind, status, ref connection, addresses, ref request } = *self;
+        let connection = connection.clone();
+        let id = id.clone();
+        let again = CmEvent { id, kind, status, connection, addresses, request: None };
+        request.is_none().then_some(again)
+    }
+
     pub(super) fn new(id: &Arc<IdBody>, kind: c::rdma_cm_event_type, status: i32) -> Self {
         CmEvent { id: id.clone(), kind, status, connection: None, addresses: None, request: None }
     }

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use rnic_client::CompletionChannel;
+use rnic_client::{CompletionChannel, LibraryCall};
 
 use crate::c::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::errno::Errno;
@@ -65,7 +65,12 @@ impl ChannelBody {
 
     /// Returns the pointer to the next CQ that has an event (`ibv_get_cq_event(3)`). Waits for it
     /// unless the descriptor is non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// That of a fault rule, those of `recv(2)`, and `EIO` if the channel is closed.
     pub(crate) fn next(&self) -> Result<Foreign<ibv_cq>, Errno> {
+        admit(&self.device, LibraryCall::GetCqEvent)?;
         loop {
             let mut record = [0; CompletionChannel::RECORD_LEN];
             let n = system::receive_packet(self.fd(), &mut record)?;
@@ -78,6 +83,14 @@ impl ChannelBody {
             }
         }
     }
+}
+
+/// Fails if a fault rule fails the call. Must be called before the call waits.
+pub(crate) fn admit(device: &Device, call: LibraryCall) -> Result<(), Errno> {
+    // A cancelled thread would leave the request without its reply.
+    let _guard = system::uncancelled();
+    device.context.admit(call)?;
+    Ok(())
 }
 
 pub(crate) fn create(of: *mut ibv_context) -> Result<*mut ibv_comp_channel, Errno> {

@@ -194,10 +194,11 @@ impl ConnectionManager {
     }
 
     /// Rejects a request that the program has not decided, if it has not ended. Nothing is
-    /// answered.
-    pub fn reject_unasked(&mut self, request: RequestId, now: Time) {
-        if let Ok(key) = self.undecided(request) {
-            // An empty rejection always fits.
+    /// answered. Private data that do not fit are left out.
+    pub fn reject_unasked(&mut self, request: RequestId, private_data: &[u8], now: Time) {
+        if let Ok(key) = self.undecided(request)
+            && self.reject_slot(key, private_data, false, now).is_err()
+        {
             let _ = self.reject_slot(key, &[], false, now);
         }
     }

@@ -63,11 +63,24 @@ pub enum LibraryCall {
         #[serde(with = "address")]
         peer: SocketAddr,
     },
+    /// Takes a completion event of a channel (`ibv_get_cq_event(3)`).
+    GetCqEvent,
+    /// Takes an event of rdma_cm (`rdma_get_cm_event(3)`).
+    GetCmEvent,
+    /// Queues an event of rdma_cm. Reply: `Done`, or [`Events`](super::ReplyBody::Events) if a rule
+    /// repeats or loses it.
+    CmEvent {
+        /// A number of `rdma_cm_event_type`, not validated.
+        kind: u32,
+        /// Address and port of the peer, if known.
+        #[serde(with = "address::optional")]
+        peer: Option<SocketAddr>,
+    },
 }
 
 impl LibraryCall {
     /// Names of the calls, in the order of their bits.
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 13] = [
         "PostSend",
         "PostRecv",
         "PostSrqRecv",
@@ -78,6 +91,9 @@ impl LibraryCall {
         "QueryPkey",
         "ResolveAddr",
         "ResolveRoute",
+        "GetCqEvent",
+        "GetCmEvent",
+        "CmEvent",
     ];
 
     /// Returns the set of calls of this kind: one bit.
@@ -104,6 +120,9 @@ impl LibraryCall {
             LibraryCall::QueryPkey => 7,
             LibraryCall::ResolveAddr { .. } => 8,
             LibraryCall::ResolveRoute { .. } => 9,
+            LibraryCall::GetCqEvent => 10,
+            LibraryCall::GetCmEvent => 11,
+            LibraryCall::CmEvent { .. } => 12,
         }
     }
 }

@@ -142,6 +142,11 @@ pub enum ReplyBody {
     },
     /// A fault rule carries out the call: an event follows.
     EventFollows,
+    /// A fault rule repeats or loses the event of [`CmEvent`](super::LibraryCall::CmEvent).
+    Events {
+        /// Number of times that the program gets the event.
+        count: u8,
+    },
 }
 
 /// Identity of the device and limits of this session.

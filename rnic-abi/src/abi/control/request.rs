@@ -404,7 +404,7 @@ pub enum RequestBody {
     },
     /// Asks whether a fault rule concerns a call that the library carries out itself. Reply: `Done`
     /// if the library shall carry it out, `EventFollows` if an event takes its place. A rule that
-    /// fails the call refuses the request.
+    /// fails the call refuses the request. `Events` answers `CmEvent`.
     Call(LibraryCall),
 }
 
@@ -588,9 +588,13 @@ impl RequestInfo {
             LibraryCall::ResolveAddr { peer, .. } | LibraryCall::ResolveRoute { peer, .. } => {
                 of_call.peer(peer)
             }
-            LibraryCall::PostSrqRecv { .. } | LibraryCall::QueryPort | LibraryCall::QueryPkey => {
-                of_call
-            }
+            LibraryCall::CmEvent { peer: Some(peer), .. } => of_call.peer(peer),
+            LibraryCall::PostSrqRecv { .. }
+            | LibraryCall::QueryPort
+            | LibraryCall::QueryPkey
+            | LibraryCall::GetCqEvent
+            | LibraryCall::GetCmEvent
+            | LibraryCall::CmEvent { peer: None, .. } => of_call,
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, NO_GID, Refusal, Wiring};
 use rnic_abi::faults::change::Change;
 use rnic_abi::faults::{Action, AsyncEvent, FaultRule, Selector};
+use rnic_abi::roce::connection::REJECT_DATA;
 use rnic_abi::roce::p_key::{DEFAULT_P_KEY, p_keys_match};
 use rnic_abi::types::*;
 use rnic_core::engine::{DatagramPort, PortChanges};
@@ -147,6 +148,10 @@ impl Manager {
         {
             let why = format!("{iwarp} is the iWARP device, which has {lacks}");
             return Err(refuse::invalid("device", why));
+        }
+        if rule.data.len() > REJECT_DATA && rule.select.device.as_ref() != Some(iwarp) {
+            let why = format!("RoCE devices have {REJECT_DATA} bytes; add device={iwarp} for more");
+            return Err(refuse::invalid("data", why));
         }
         let Action::Change { change: Change::Gids { index: Some(index) }, .. } = rule.action else {
             return Ok(());

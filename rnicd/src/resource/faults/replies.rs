@@ -4,15 +4,19 @@
 //! if it ends, so does the attempt of the QP. A connection of an RC or UC QP is accepted at once,
 //! and REP is delayed or dropped whenever it is sent.
 
-use rnic_abi::abi::control::{MAX_PRIVATE_DATA, Refusal};
+use std::sync::atomic::Ordering::Relaxed;
+
+use rnic_abi::abi::control::{Event, MAX_PRIVATE_DATA, Refusal, RequestInfo};
 use rnic_abi::faults::{FaultName, MessageEffect, MessageKind};
+use rnic_abi::roce::connection::{REJECT_DATA, Reason};
 use rnic_abi::types::*;
+use rnic_core::engine::rule_of_fault;
 
 use super::held::{HeldAccept, HeldReply, Later};
 use crate::clock;
 use crate::cm::{AcceptParams, ConnectFailure};
 use crate::resource::session::Session;
-use crate::resource::{Manager, refuse};
+use crate::resource::{Manager, find, refuse};
 
 impl Manager {
     /// Accepts a request, now or as a rule requires.
@@ -41,6 +45,46 @@ impl Manager {
         Ok(())
     }
 
+    /// Rejects a connection request that its program accepts. Returns false if the request cannot be
+    /// accepted either.
+    pub(super) fn reject_accepted(
+        &mut self,
+        id: SessionId,
+        asked: &RequestInfo,
+        number: u64,
+        now: Time,
+    ) -> bool {
+        let Some(rule) = self.faults.rules.get(&number).map(|rule| rule.armed.clone()) else {
+            return false;
+        };
+        let (Some(request), Some(qp)) = (asked.connection_request, asked.qp) else { return false };
+        let Ok(session) = find(&mut self.sessions, id) else { return false };
+        let Some(object) = session.qps.get(&qp) else { return false };
+        if session.requests.remove(&request).is_none() {
+            return false;
+        }
+        let context = object.shared.context.load(Relaxed);
+        let kind = object.kind;
+        self.cm.reject_unasked(request, &rule.rule.data, now);
+        let text = "the connection request was rejected";
+        self.record_fault(id, rule.name, Some(qp), text, now);
+        let reason = rule_of_fault(rule.name);
+        let event = match kind {
+            // The program serves further requests with the QP.
+            QpType::Ud => return true,
+            kind if kind.is_roce() => {
+                let private_data = vec![0; REJECT_DATA];
+                Event::RcRejected { qp, context, reason: Reason::CONSUMER.0, private_data }
+            }
+            _ => {
+                let ConnectFailure { errno, reason } = ConnectFailure::reset(reason);
+                Event::Unreachable { qp, context, errno, reason }
+            }
+        };
+        self.tell(id, &event);
+        true
+    }
+
     /// Holds back the REP of a QP that has accepted a connection, or no longer.
     pub(in crate::resource) fn hold_rep(&mut self, qp: QpId, held: Option<HeldReply>) {
         if let Some((_, object)) = self.qp_of(qp) {
@@ -66,7 +110,7 @@ impl Manager {
         let Some(HeldAccept { params, .. }) = self.faults.accepts.remove(&request) else { return };
         let qp = params.qp;
         if let Err(refusal) = self.cm.accept(params, now) {
-            self.cm.reject_unasked(request, now);
+            self.cm.reject_unasked(request, &[], now);
             self.unreachable(qp, ConnectFailure::reset(refusal));
         }
     }
@@ -99,7 +143,7 @@ impl Manager {
         let held = self.faults.accepts.iter().find(|(_, held)| held.params.qp == qp);
         if let Some(request) = held.map(|(request, _)| *request) {
             self.faults.accepts.remove(&request);
-            self.cm.reject_unasked(request, clock::now());
+            self.cm.reject_unasked(request, &[], clock::now());
         }
     }
 }

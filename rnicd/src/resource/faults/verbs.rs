@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use rnic_abi::abi::control::{DiagnosisKind, Event, LibraryCall, Refusal, ReplyBody, RequestInfo};
-use rnic_abi::faults::{Action, FaultRule, Point, Verb};
+use rnic_abi::faults::{Action, CmEventEffect, CmEventKind, FaultRule, Point, Verb};
+use rnic_abi::roce::connection::REJECT_DATA;
 use rnic_abi::types::*;
 use rnic_core::engine::rule_of_fault;
 
@@ -37,6 +38,7 @@ impl Manager {
                 && is_of_verb
                 && rule.selects(session)
                 && (!action.holds_reply() || object.is_some_and(|qp| qp.kind != QpType::Ud))
+                && is_of_event(*action, asked)
                 && self.selects_request(select, session, asked)
         };
         let rules = self.faults.rules.iter().filter(|(_, rule)| selects(rule));
@@ -57,9 +59,14 @@ impl Manager {
                     let kind = DiagnosisKind::Injected;
                     answer = Some(Err(self.refused_by(id, *asked, (kind, rule), refusal, now)));
                 }
+                Action::Reject { .. } if asked.connection_request.is_some() => {
+                    if self.reject_accepted(id, asked, number, now) {
+                        answer = Some(Ok(ReplyBody::Done.into()));
+                    }
+                }
                 Action::Reject { .. } | Action::Unreachable { .. } => {
                     let Some(qp) = asked.qp else { continue };
-                    let event = self.failed_connect(qp, action, &rule_of_fault(name));
+                    let event = self.failed_connect(qp, number, &rule_of_fault(name));
                     let by = if let Action::Unreachable { by, .. } = action {
                         by
                     } else {
@@ -83,6 +90,15 @@ impl Manager {
                         answer = Some(Ok(ReplyBody::EventFollows.into()));
                     }
                 }
+                Action::CmEvent { effect, .. } => {
+                    let (count, text) = match effect {
+                        CmEventEffect::Drop => (0, "lost"),
+                        CmEventEffect::Duplicate => (2, "repeated"),
+                    };
+                    let text = format!("{} was {text}", event_of(asked));
+                    self.record_fault(id, name, None, &text, now);
+                    answer = Some(Ok(ReplyBody::Events { count }.into()));
+                }
                 Action::LateReply { by } => held = Some((number, name, Some(by))),
                 Action::NoReply => held = Some((number, name, None)),
                 _ => self.take_effect(number, Some((id, asked.qp)), now),
@@ -93,15 +109,19 @@ impl Manager {
     }
 
     /// Returns the event of a connection attempt that fails.
-    fn failed_connect(&mut self, qp: QpId, action: Action, why: &str) -> Option<Event> {
+    fn failed_connect(&mut self, qp: QpId, number: u64, why: &str) -> Option<Event> {
+        let rule = self.faults.rules.get(&number)?.armed.clone();
+        let FaultRule { action, data, .. } = &rule.rule;
         let (_, object) = self.qp_of(qp)?;
         let context = object.shared.context.load(std::sync::atomic::Ordering::Relaxed);
         let is_rc = object.kind.is_roce() && object.kind != QpType::Ud;
-        Some(match action {
+        Some(match *action {
             Action::Reject { reason } if is_rc => {
-                Event::RcRejected { qp, context, reason, private_data: vec![0; REJ_DATA] }
+                let mut private_data = data.clone();
+                private_data.resize(REJECT_DATA, 0);
+                Event::RcRejected { qp, context, reason, private_data }
             }
-            Action::Reject { .. } => Event::Rejected { qp, context, private_data: Vec::new() },
+            Action::Reject { .. } => Event::Rejected { qp, context, private_data: data.clone() },
             Action::Unreachable { errno, .. } => {
                 Event::Unreachable { qp, context, errno, reason: why.to_owned() }
             }
@@ -110,5 +130,21 @@ impl Manager {
     }
 }
 
-/// Length of the private data of a rejection (IBTA specification, volume 1, section 12.6.7).
-const REJ_DATA: usize = 148;
+/// Returns true if an action of events concerns the event that a library queues. Other actions
+/// concern all requests.
+fn is_of_event(action: Action, asked: &RequestInfo) -> bool {
+    let Action::CmEvent { kind, effect } = action else { return true };
+    let Some(LibraryCall::CmEvent { kind: number, .. }) = asked.call else { return false };
+    CmEventKind::of_number(number).is_some_and(|queued| {
+        kind.is_none_or(|wanted| wanted == queued) && effect.applies_to(queued)
+    })
+}
+
+/// Returns the name of the event that a library queues.
+fn event_of(asked: &RequestInfo) -> String {
+    match asked.call {
+        Some(LibraryCall::CmEvent { kind, .. }) => CmEventKind::of_number(kind),
+        _ => None,
+    }
+    .map_or_else(String::new, CmEventKind::name)
+}
