@@ -103,6 +103,20 @@ fn a_removed_device_fails_its_qps_without_events() {
         until("the QP to fail", || state(&mut raw, qp) == QpState::Error);
     }
     assert_eq!(state(&mut raw, qps[2]), QpState::Idle);
+    // The same error as that of the C library.
+    let refused =
+        [to_rtr(&mut raw, qps[0], gids[0].gid), raw.call(RequestBody::QpToError { qp: qps[1] })];
+    for refusal in refused.map(Result::unwrap_err) {
+        let Refusal::System { errno, .. } = refusal else { panic!("{refusal:?}") };
+        assert_eq!(i32::from(errno), rustix::io::Errno::IO.raw_os_error());
+    }
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let on = |device: &str| {
+        RequestBody::CreateQp(QpRequest { device: device.to_owned(), ..qp_request(pd, cq) })
+    };
+    assert!(raw.call(on("one")).is_err());
+    assert!(raw.call(on("two")).is_ok());
+    assert_eq!(raw.call(RequestBody::DestroyQp { qp: qps[0] }), Ok(ReplyBody::Done));
     clear(&mut raw);
     assert_eq!(event(&raw), Event::DevicesChanged);
     assert_eq!(names(&mut raw), ["one", "two", "rnicd0"]);

@@ -50,6 +50,7 @@ impl Manager {
     ) -> Answer {
         use RequestBody as R;
         let passed = || descriptor.ok_or_else(refuse::lost_descriptor);
+        self.check_device_of(id, &body)?;
         //= DDP-8.3.2-2, RDMAP-8.1.2-2
         match body {
             R::QueryDevice => self.device(id),

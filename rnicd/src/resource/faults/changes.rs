@@ -4,18 +4,19 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, NO_GID, Refusal, Wiring};
+use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, NO_GID, Refusal, RequestBody, Wiring};
 use rnic_abi::faults::change::Change;
 use rnic_abi::faults::{Action, AsyncEvent, FaultRule, Selector};
 use rnic_abi::roce::connection::REJECT_DATA;
 use rnic_abi::roce::p_key::{DEFAULT_P_KEY, p_keys_match};
 use rnic_abi::types::*;
-use rnic_core::engine::{DatagramPort, PortChanges};
+use rnic_core::engine::{DatagramPort, PortChanges, rule_of_fault};
 
 use super::Rule;
 use crate::resource::qp::{Qp, RcAttr};
 use crate::resource::session::Session;
 use crate::resource::{Manager, refuse};
+use crate::system;
 
 /// Viewer of a device.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +114,45 @@ impl Manager {
                 self.record_fault(id, name, None, &format!("device {device} was removed"), now);
             }
         }
+    }
+
+    /// Returns an error if a rule has removed the device of a request that creates, changes or
+    /// connects a QP. Existing QPs can be queried and destroyed.
+    pub(in crate::resource) fn check_device_of(
+        &self,
+        id: SessionId,
+        body: &RequestBody,
+    ) -> Result<(), Refusal> {
+        use RequestBody as R;
+        if self.faults.rules.is_empty() {
+            return Ok(());
+        }
+        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
+        let is_on = |device: &String| match body {
+            R::CreateQp(request) => request.device == *device,
+            R::ModifyQp { qp, .. }
+            | R::QpToError { qp }
+            | R::Connect { qp, .. }
+            | R::ConnectRc { qp, .. }
+            | R::Accept { qp, .. }
+            | R::AcceptRc { qp, .. } => {
+                session.qps.get(qp).is_some_and(|qp| self.is_on(qp, device))
+            }
+            _ => false,
+        };
+        let removes = |rule: &&Rule| {
+            let action = rule.armed.rule.action;
+            matches!(action, Action::Change { change: Change::Removal, .. })
+                && rule.lasts.is_some()
+                && rule.selects(session)
+                && self.devices_of(&rule.armed.rule).iter().any(is_on)
+        };
+        let Some(rule) = self.faults.rules.values().find(removes) else { return Ok(()) };
+        let error = rustix::io::Errno::IO.into();
+        Err(system::refusal(
+            &format!("the device is removed, {}", rule_of_fault(rule.name())),
+            &error,
+        ))
     }
 
     /// Returns the names of the devices that a rule selects. The iWARP device has neither a GID
