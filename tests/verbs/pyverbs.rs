@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rnic_tests::apart::{Apart, Side};
 use rnic_tests::verbs::BOTH_DEVICES;
-use rnic_tests::{DEADLINE, Daemon, Process, built, omit, on_path};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, omit, on_path};
 use tempfile::TempDir;
 
 use crate::ALONE;
@@ -29,6 +29,9 @@ const RUNNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/run_pyverbs.py"
 
 /// An additional test program of this project.
 const EXTENDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/extended.py");
+
+/// A program that meets fault rules.
+const FAULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/faults.py");
 
 /// Time limit for all tests of a class together.
 const PATIENCE: Duration = DEADLINE;
@@ -425,6 +428,26 @@ fn extended_qps_refuse_unsupported_operations() {
     let stage = Stage::new("direct", tests, apart);
     let said = stage.ends(stage.python(EXTENDED));
     assert!(said.iter().any(|line| line == "done"), "{}", said.join("\n"));
+}
+
+/// A completion, a verb and an asynchronous event, all injected by fault rules.
+#[test]
+fn faults_are_raised_as_exceptions() {
+    for path in PATHS {
+        let Some(tests) = tests() else { return };
+        let apart = match Apart::new() {
+            Ok(apart) => apart,
+            Err(e) => return omit(&format!("no network namespaces here: {e}")),
+        };
+        let stage = Stage::new(path, tests, apart);
+        let mut command = stage.python(FAULTS);
+        let rules = "do=complete status=rem-access-err opcode=write nth=2; \
+                     do=event event=client-reregister device=rnicd1 opcode=write nth=1; \
+                     do=fail errno=ENOMEM verb=reg_mr nth=2";
+        command.arg("rnicd1").env("RNIC_FAULTS", rules);
+        let said = stage.ends(command);
+        assert!(said.iter().any(|line| line == "done"), "{path}: {}", said.join("\n"));
+    }
 }
 
 /// A new module of rdma-core must not be overlooked.
