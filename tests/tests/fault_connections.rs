@@ -396,7 +396,7 @@ fn rules_select_connection_messages() {
         active.control(&rule);
     };
     for (name, selector) in [
-        ("other-device", "device=rnicd0"),
+        ("other-device", "device=rnicd9"),
         ("other-peer", "peer=127.0.0.9"),
         ("other-qp", "qp=4294967295"),
         ("other-pd", "pd=4294967295"),

@@ -340,6 +340,37 @@ fn wrong_rules_name_the_word() {
     }
 }
 
+/// They are not shown as faults, and last as long as the daemon.
+#[test]
+fn rules_of_a_profile_concern_its_devices() {
+    for path in PATHS {
+        let scratch = tempfile::tempdir().unwrap();
+        let Some(program) = verbs::program("tests/fault_rules.c", scratch.path()) else { return };
+        let profile = scratch.path().join("eager.toml");
+        for transport in ["roce", "iwarp"] {
+            let text = format!("transport = {transport:?}\nrules = [\"do=extra-event\"]\n");
+            std::fs::write(&profile, text).unwrap();
+            let port = ports::unused_port();
+            let wired = format!("[wired]\nport = {port}\nprofile = {profile:?}\n");
+            let daemon = Daemon::start(&format!("{}{wired}", on_path(path)));
+            daemon.control(&["fault", "clear"]);
+            assert_eq!(daemon.json(&["status"])["faults"], 0);
+            assert_eq!(daemon.json(&["fault", "list"]).as_array().unwrap().len(), 0);
+            let mut command = verbs::command(&program, &daemon);
+            // The CQ is not armed.
+            let (steps, seen) = if transport == "roce" {
+                (&["write", "cq_event", "wc"], &["cq_event", "wc 0"][..])
+            } else {
+                (&["write", "wc", "no_cq_event"], &["wc 0"][..])
+            };
+            command.args(steps).env("RNIC_FAULTS", "do=stop name=extra-event after=1h");
+            let printed = Process::start(command).succeed();
+            assert_eq!(printed, seen, "{transport} on path {path}");
+            assert_eq!(daemon.json(&["fault", "log"]).as_array().unwrap().len(), 0);
+        }
+    }
+}
+
 #[test]
 fn exec_sets_the_rules_of_a_file() {
     let scratch = tempfile::tempdir().unwrap();

@@ -6,11 +6,10 @@ use super::change::Change;
 use super::cm_event::{CmEventEffect, CmEventKind};
 use super::error::FaultError;
 use super::event::{AsyncEvent, Element};
-use super::link::LinkShape;
+use super::link::{LinkShape, link};
 use super::message::{self, MessageEffect, MessageKind};
 use super::names::{Names, errno, listed, status};
 use super::order::{MAX_HOLD, Order, OrderModel};
-use super::trigger::probability;
 use super::verb::Verb;
 use super::words::{Words, yes};
 use crate::types::{CompletionStatus, TerminateCode};
@@ -421,28 +420,6 @@ impl Action {
     }
 }
 
-/// Takes the shape of a link. The seed also belongs to the trigger, which settings do not have.
-fn link(words: &mut Words) -> Result<LinkShape, FaultError> {
-    let share = |share: Option<u32>| share.unwrap_or_default();
-    let shape = LinkShape {
-        delay: words.time("delay")?.unwrap_or_default(),
-        jitter: words.time("jitter")?.unwrap_or_default(),
-        rate: words.parse("rate", rate)?,
-        stall: words.parse("stall", yes)?.unwrap_or_default(),
-        loss: share(words.parse("loss", millionths)?),
-        duplicate: share(words.parse("duplicate", millionths)?),
-        reorder: share(words.parse("reorder", millionths)?),
-        truncate: share(words.parse("truncate", millionths)?),
-        seed: words.number("seed", 0, u64::MAX)?.unwrap_or_default(),
-    };
-    shape.check().map_err(|error| FaultError::Value {
-        key: "do".to_owned(),
-        value: "link".to_owned(),
-        why: error.to_string(),
-    })?;
-    Ok(shape)
-}
-
 /// Takes the memory order.
 fn order(words: &mut Words) -> Result<Action, FaultError> {
     let model = words.parse("model", |value| {
@@ -471,26 +448,6 @@ fn order(words: &mut Words) -> Result<Action, FaultError> {
             range.ok_or_else(|| "needs FROM..TO, whole numbers without TO itself".to_owned())
         })?,
     })
-}
-
-/// Parses bits per second: a number with `bit`, `kbit`, `Mbit` or `Gbit`.
-fn rate(text: &str) -> Result<u64, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let unit = match unit.to_lowercase().as_str() {
-        "bit" => Some(1),
-        "kbit" => Some(1_000),
-        "mbit" => Some(1_000_000),
-        "gbit" => Some(1_000_000_000),
-        _ => None,
-    };
-    let rate = number.parse::<u64>().ok().zip(unit).and_then(|(n, unit)| n.checked_mul(unit));
-    rate.ok_or_else(|| "needs bits per second, as in 100Mbit (bit, kbit, Mbit, Gbit)".to_owned())
-}
-
-/// Parses a share as parts per million.
-fn millionths(text: &str) -> Result<u32, String> {
-    probability(text).map(|billionths| billionths / 1000)
 }
 
 /// Time for which the first piece of a message is held, unless the rule states another.

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::error::FaultError;
+use super::trigger::probability;
+use super::words::{Words, yes};
+
 /// Shape of a link in one direction. The default has no effect.
 ///
 /// Delay, jitter, rate and stall apply to every QP. Losses apply to datagrams of UD QPs and to
@@ -81,6 +85,48 @@ impl LinkShape {
         let shapes = !self.delay.is_zero() || !self.jitter.is_zero() || self.rate.is_some();
         losses != 0 && !shapes && !self.stall
     }
+}
+
+/// Takes the shape of a link. The seed also belongs to the trigger, which settings do not have.
+pub(super) fn link(words: &mut Words) -> Result<LinkShape, FaultError> {
+    let share = |share: Option<u32>| share.unwrap_or_default();
+    let shape = LinkShape {
+        delay: words.time("delay")?.unwrap_or_default(),
+        jitter: words.time("jitter")?.unwrap_or_default(),
+        rate: words.parse("rate", rate)?,
+        stall: words.parse("stall", yes)?.unwrap_or_default(),
+        loss: share(words.parse("loss", millionths)?),
+        duplicate: share(words.parse("duplicate", millionths)?),
+        reorder: share(words.parse("reorder", millionths)?),
+        truncate: share(words.parse("truncate", millionths)?),
+        seed: words.number("seed", 0, u64::MAX)?.unwrap_or_default(),
+    };
+    shape.check().map_err(|error| FaultError::Value {
+        key: "do".to_owned(),
+        value: "link".to_owned(),
+        why: error.to_string(),
+    })?;
+    Ok(shape)
+}
+
+/// Parses bits per second: a number with `bit`, `kbit`, `Mbit` or `Gbit`.
+fn rate(text: &str) -> Result<u64, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit.to_lowercase().as_str() {
+        "bit" => Some(1),
+        "kbit" => Some(1_000),
+        "mbit" => Some(1_000_000),
+        "gbit" => Some(1_000_000_000),
+        _ => None,
+    };
+    let rate = number.parse::<u64>().ok().zip(unit).and_then(|(n, unit)| n.checked_mul(unit));
+    rate.ok_or_else(|| "needs bits per second, as in 100Mbit (bit, kbit, Mbit, Gbit)".to_owned())
+}
+
+/// Parses a share as parts per million.
+fn millionths(text: &str) -> Result<u32, String> {
+    probability(text).map(|billionths| billionths / 1000)
 }
 
 #[cfg(test)]

@@ -4,69 +4,10 @@
 use super::action::{Action, Point, keys_of};
 use super::error::FaultError;
 use super::event::Element;
-use super::opcode::Opcode;
+use super::object::Object;
 use super::select::{self, Selector};
 use super::trigger;
 use super::verb::Verb;
-
-/// Object that an occasion names, or that an effect concerns. Its keys select it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Object {
-    /// None, or whole sessions.
-    None,
-    /// A protection domain.
-    Pd,
-    /// A CQ.
-    Cq,
-    /// The address of a peer.
-    Peer,
-    /// A device with its port, as a whole.
-    Device,
-    /// A QP.
-    Qp,
-    /// A send request of a QP.
-    Request,
-    /// A message of the peer.
-    Message,
-    /// A message of the peer that needs a receive.
-    Receive,
-    /// A completion.
-    Completion,
-}
-
-impl Object {
-    /// Returns the keys that select the object.
-    pub fn keys(self) -> &'static [&'static str] {
-        match self {
-            Object::None => &[],
-            Object::Pd => &["pd"],
-            Object::Cq => &["cq"],
-            Object::Peer => &["peer"],
-            Object::Device => &["device", "port"],
-            Object::Qp => &["device", "port", "pd", "qp", "cq", "peer"],
-            Object::Request | Object::Receive => {
-                &["device", "port", "pd", "qp", "cq", "peer", "opcode"]
-            }
-            Object::Message => &["device", "port", "pd", "qp", "cq", "peer", "opcode", "mr"],
-            Object::Completion => {
-                &["device", "port", "pd", "qp", "cq", "peer", "opcode", "flushed"]
-            }
-        }
-    }
-
-    /// Returns the values of `opcode` that select the object. Only some messages access memory
-    /// with a remote key (`mr`).
-    fn opcodes(self, mr: bool) -> &'static [Opcode] {
-        use Opcode::*;
-        match self {
-            Object::Message if mr => &[Write, Read, Atomic],
-            Object::Message => &[Send, Write, Read, Atomic],
-            Object::Receive => &[Send],
-            Object::Request => &[Send, Write, Read, Atomic, BindMw, LocalInv],
-            _ => &[Send, Write, Read, Atomic, BindMw, LocalInv, Recv],
-        }
-    }
-}
 
 impl Point {
     /// Returns the object of an occasion, with the text of an error. A rule without a verb can
@@ -208,6 +149,183 @@ impl Scope<'_> {
                 })
             }
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::faults::FaultRule;
+
+    fn error(text: &str) -> String {
+        FaultRule::parse_all(text).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn errors_of_keys_without_effect() {
+        for (text, expected) in [
+            ("do=stop status=fatal-err", "status has no effect with do=stop;"),
+            ("do=stop colour=red name=x", "colour has no effect with do=stop name=x;"),
+            ("do=complete status=fatal-err for=1s", "for has no effect with do=complete;"),
+        ] {
+            let error = error(text);
+            assert!(error.starts_with(&format!("{expected} its keys are ")), "{text}: {error}");
+        }
+        for (text, key, rule, why) in [
+            (
+                "do=complete status=fatal-err",
+                "verb=reg_mr",
+                "do=complete",
+                "send requests have no verb",
+            ),
+            ("do=complete status=fatal-err", "mr=1", "do=complete", "send requests have no mr"),
+            (
+                "do=complete status=fatal-err",
+                "flushed=true",
+                "do=complete",
+                "send requests have no flushed",
+            ),
+            (
+                "do=fail errno=EIO verb=reg_mr",
+                "opcode=send",
+                "do=fail",
+                "requests of reg_mr have no opcode",
+            ),
+            (
+                "do=fail errno=EIO verb=reg_mr",
+                "device=x",
+                "do=fail",
+                "requests of reg_mr have no device",
+            ),
+            (
+                "do=fail errno=EIO verb=reg_mr",
+                "port=1",
+                "do=fail",
+                "requests of reg_mr have no port",
+            ),
+            ("do=fail errno=EIO verb=reg_mr", "qp=1", "do=fail", "requests of reg_mr have no qp"),
+            (
+                "do=fail errno=EIO verb=reg_mr",
+                "peer=::1",
+                "do=fail",
+                "requests of reg_mr have no peer",
+            ),
+            (
+                "do=fail errno=EIO verb=query_port",
+                "pd=1",
+                "do=fail",
+                "requests of query_port have no pd",
+            ),
+            (
+                "do=fail errno=EIO verb=post_recv",
+                "opcode=recv",
+                "do=fail",
+                "requests of post_recv have no opcode",
+            ),
+            ("do=fail errno=EIO", "mr=1", "do=fail", "requests of the daemon have no mr"),
+            ("do=addr-error", "qp=1", "do=addr-error", "requests of rdma_resolve_addr have no qp"),
+            ("do=reject", "opcode=send", "do=reject", "requests of rdma_connect have no opcode"),
+            ("do=reject", "verb=reg_mr", "do=reject", "its verb is rdma_connect or rdma_accept"),
+            (
+                "do=addr-error",
+                "verb=rdma_resolve_route",
+                "do=addr-error",
+                "its verb is rdma_resolve_addr",
+            ),
+            ("do=corrupt-crc", "opcode=send", "do=corrupt-crc", "FPDUs have no opcode"),
+            (
+                "do=cm-message effect=drop",
+                "mr=1",
+                "do=cm-message",
+                "messages of the connection manager have no mr",
+            ),
+            (
+                "do=disconnect verb=reg_mr",
+                "opcode=send",
+                "do=disconnect",
+                "requests of reg_mr have no opcode",
+            ),
+            ("do=link delay=1ms", "opcode=send", "do=link", "settings have no opcode"),
+            ("do=link delay=1ms", "verb=reg_mr", "do=link", "settings have no verb"),
+            ("do=link delay=1ms", "nth=1", "do=link", "it is a setting without occasions"),
+            ("do=link delay=1ms", "every=2", "do=link", "it is a setting without occasions"),
+            ("do=link delay=1ms", "probability=1%", "do=link", "it is a setting without occasions"),
+            ("do=link delay=1ms", "limit=1", "do=link", "it is a setting without occasions"),
+            ("do=port-down", "qp=1", "do=port-down", "it concerns a device as a whole"),
+            ("do=event event=port-err", "cq=1", "do=event", "it concerns a device as a whole"),
+            ("do=end-session", "device=x", "do=end-session", "it concerns whole sessions"),
+            (
+                "do=stop",
+                "nth=2",
+                "do=stop",
+                "it takes place once, unless it has a verb or an opcode",
+            ),
+            ("do=stop", "mr=2", "do=stop", "effects have no mr"),
+        ] {
+            let verb = text.split_once(" verb=").or(key.split_once("verb="));
+            let of_verb = verb.map_or_else(String::new, |(_, verb)| format!(" verb={verb}"));
+            let error = error(&format!("{text} {key}"));
+            let key = key.split('=').next().unwrap();
+            let expected =
+                format!("{key} has no effect with {rule}{of_verb}, because {why}; its keys");
+            assert!(error.starts_with(&expected), "{text}: {error}");
+        }
+        assert_eq!(
+            error("do=stop status=fatal-err"),
+            "status has no effect with do=stop; its keys are for, device, port, pd, qp, cq, peer, \
+             user, pid, command, verb, opcode, after, probability, seed"
+        );
+    }
+
+    /// A key of the request or of the objects of the effect is accepted.
+    #[test]
+    fn keys_of_requests_and_effects_are_accepted() {
+        for text in [
+            "do=fail errno=EIO qp=1 pd=2 cq=3 peer=::1 device=x",
+            "do=fail errno=EIO verb=reg_mr pd=1",
+            "do=fail errno=EIO verb=rdma_reject peer=::1",
+            "do=fail errno=EIO verb=resize_cq cq=1",
+            "do=reject peer=::1 device=x qp=1",
+            "do=stop verb=reg_mr qp=3",
+            "do=stop opcode=send nth=3 qp=3",
+            "do=port-down verb=reg_mr device=x nth=3",
+            "do=port-down opcode=write qp=3",
+            "do=end-session verb=modify_qp qp=3",
+            "do=refuse as=access-error mr=1 opcode=read",
+            "do=rnr opcode=send",
+        ] {
+            FaultRule::parse_all(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        }
+    }
+
+    #[test]
+    fn errors_of_opcodes_without_occasion() {
+        for (text, expected) in [
+            (
+                "do=complete status=fatal-err opcode=recv",
+                "opcode=recv: with do=complete, send requests have one of send, write, read, atomic, \
+             bind-mw, local-inv",
+            ),
+            (
+                "do=refuse as=access-error opcode=bind-mw",
+                "opcode=bind-mw: with do=refuse, messages have one of send, write, read, atomic",
+            ),
+            (
+                "do=terminate code=1/2/00 opcode=send mr=5",
+                "opcode=send: with do=terminate, messages with a remote key have one of write, read, \
+                 atomic",
+            ),
+            (
+                "do=rnr opcode=write",
+                "opcode=write: with do=rnr, Sends that need a receive have one of send",
+            ),
+            (
+                "do=fail errno=EIO verb=post_send opcode=recv",
+                "opcode=recv: with do=fail verb=post_send, requests of post_send have one of send, \
+                 write, read, atomic, bind-mw, local-inv",
+            ),
+        ] {
+            assert_eq!(error(text), expected, "{text}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Operations of programs, by their names in verbs and librdmacm.
 
-use super::scope::Object;
+use super::object::Object;
 use crate::abi::control::LibraryCall;
 
 /// Operation of a program: a verb without `ibv_`, or a function of librdmacm.

@@ -17,6 +17,8 @@ pub struct ArmedFault {
     pub rule: FaultRule,
     /// Time at which the rule was set.
     pub set_at: Time,
+    /// Each fault is recorded. Those of a profile are not: they are how its device works.
+    pub is_recorded: bool,
     /// Occasions and faults so far.
     pub counter: Counter,
     /// Reports of workers that the resource manager has not handled.
@@ -27,7 +29,8 @@ impl ArmedFault {
     /// Returns a rule that is set now, at `set_at`.
     pub fn new(name: FaultName, number: u64, rule: FaultRule, set_at: Time) -> Self {
         let counter = Counter::default();
-        ArmedFault { name, number, rule, set_at, counter, reports: AtomicU32::new(0) }
+        let reports = AtomicU32::new(0);
+        ArmedFault { name, number, rule, set_at, is_recorded: true, counter, reports }
     }
 
     /// Counts an occasion that the selector matches. Returns true if the fault takes place.

@@ -31,7 +31,7 @@ impl QpCore {
         };
         let struck = faults.strikes_completion(point, cqe, engine.now);
         let Some((rule, action)) = struck else { return engine.notify(published, &cq) };
-        let name = rule.name;
+        let recorded = rule.is_recorded.then_some(rule.name);
         let effect = match action {
             Action::HoldEvent { by } => {
                 let at = engine.now.after(by);
@@ -45,12 +45,10 @@ impl QpCore {
                 "sent without need"
             }
         };
-        record(
-            self,
-            engine,
-            name,
-            format!("an event of completion queue {} was {effect}", cq.id()),
-        );
+        if let Some(name) = recorded {
+            let text = format!("an event of completion queue {} was {effect}", cq.id());
+            record(self, engine, name, text);
+        }
     }
 
     /// Sends the completion events that are due, or all that are held back.

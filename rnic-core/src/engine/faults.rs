@@ -163,8 +163,10 @@ impl QpCore {
                 CompletionFate::Never
             }
             Some((rule, Action::HoldCompletion { by, batch, gap })) => {
-                let text = format!("the completion of {wr_id} was held back for {by:?}");
-                record(self, engine, rule.name, text);
+                if rule.is_recorded {
+                    let text = format!("the completion of {wr_id} was held back for {by:?}");
+                    record(self, engine, rule.name, text);
+                }
                 let at = engine.now.after(by);
                 let at = after_held.map_or(at, |last| last.after(gap).max(at));
                 CompletionFate::Held(Hold { at, batch })

@@ -19,6 +19,7 @@ mod limits;
 mod log;
 mod ports;
 mod profile;
+mod profile_rules;
 mod roce_devices;
 mod rules;
 mod section;
@@ -48,6 +49,7 @@ pub use limits::{Limits, UNLIMITED, Values};
 pub use log::log_filter;
 pub use ports::PortMap;
 pub use profile::{GidLayout, Maximum, Profile};
+pub use profile_rules::ProfileRules;
 pub use rnic_abi::units::{Size, Span, SpanOrOff};
 pub use roce_devices::{
     MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, check_interface, device_name,

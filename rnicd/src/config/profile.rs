@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer};
 use super::error::ConfigError;
 use super::kind::Kind;
 use super::limits::Limits;
+use super::profile_rules::ProfileRules;
 use super::roce_devices::check_device;
 use super::section::{Key, Row, Section, in_range, optional, read, section, word};
 use super::text;
@@ -66,6 +67,9 @@ section! {
     gid_tbl_len: Option<u32> = most(1..=4096), "least entries of the GID table";
     active_width: Option<u8> = most(0..=u8::MAX), "link width, as in ibv_query_port(3)";
     active_speed: Option<u8> = most(0..=u8::MAX), "link speed, as in ibv_query_port(3)";
+    rules: ProfileRules =
+        Key::new(ProfileRules::default(), ProfileRules::new, ProfileRules::to_string),
+        "fault rules of all programs, for the styles of completions and events";
     errno: Errnos = Key::new(Errnos::default(), Errnos::new, Errnos::to_string),
         "error numbers of requests above a maximum";
 }

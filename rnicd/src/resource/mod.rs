@@ -183,7 +183,7 @@ impl Manager {
             datagram_port,
             wired_port: WiredPort::default(),
             devices,
-            faults: FaultRules::default(),
+            faults: FaultRules::of_profile(&config.wired.profile),
             internal_gids,
             gids,
             gids_problem: String::new(),

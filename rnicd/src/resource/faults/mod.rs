@@ -12,6 +12,7 @@ mod effects;
 pub(super) mod held;
 mod later;
 mod messages;
+mod profile;
 mod qps;
 mod queues;
 mod replies;
@@ -22,6 +23,7 @@ mod verbs;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
+use rnic_abi::abi::control::DeviceKind;
 use rnic_abi::faults::{FaultName, FaultRule, Point};
 use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
@@ -71,7 +73,11 @@ struct Rule {
     session: Option<SessionId>,
     /// The objects with a lasting effect of the rule.
     lasts: Option<Lasting>,
-    _charge: Charge,
+    /// The rule is part of the profile and concerns QPs of these devices. It is neither listed nor
+    /// cleared.
+    of_profile: Option<DeviceKind>,
+    /// `None` for a rule of the profile.
+    _charge: Option<Charge>,
 }
 
 /// Objects with a lasting effect of a rule.
@@ -114,6 +120,7 @@ impl FaultRules {
 
     /// Returns the number of faults so far.
     pub fn injected(&self) -> u64 {
-        self.past + self.rules.values().map(|rule| rule.armed.counter.injected()).sum::<u64>()
+        let set = self.rules.values().filter(|rule| rule.of_profile.is_none());
+        self.past + set.map(|rule| rule.armed.counter.injected()).sum::<u64>()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use rnic_abi::abi::control::DeviceKind;
 use rnic_abi::faults::link::LinkShape;
 use rnic_abi::faults::order::{OrderModel, OrderRule};
 use rnic_abi::faults::{Action, Selector};
@@ -40,6 +41,7 @@ struct SessionRule {
     number: u64,
     armed: Arc<ArmedFault>,
     lasts: Option<Lasting>,
+    of_profile: Option<DeviceKind>,
 }
 
 /// The rules of a QP.
@@ -97,6 +99,7 @@ impl Manager {
             number: *number,
             armed: rule.armed.clone(),
             lasts: rule.lasts,
+            of_profile: rule.of_profile,
         };
         selected.map(rule).collect()
     }
@@ -160,7 +163,11 @@ impl Manager {
         }
         let bound = matches!(qp.phase, QpPhase::Bound(_));
         let mut differ = None;
-        for SessionRule { number, armed, lasts } in rules {
+        let kind = if qp.kind.is_roce() { DeviceKind::Roce } else { DeviceKind::Iwarp };
+        for SessionRule { number, armed, lasts, of_profile } in rules {
+            if of_profile.is_some_and(|of_profile| of_profile != kind) {
+                continue;
+            }
             let rule = &armed.rule;
             let keys_differ = || *differ.get_or_insert_with(|| self.keys_differ(session, qp));
             if lasts.is_some() && self.change_stops(rule, qp, keys_differ) {

@@ -45,8 +45,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Rejects a connection request that its program accepts. Returns false if the request cannot be
-    /// accepted either.
+    /// Rejects a connection request that its program accepts. Returns false if the request has
+    /// ended.
     pub(super) fn reject_accepted(
         &mut self,
         id: SessionId,

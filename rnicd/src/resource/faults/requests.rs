@@ -80,7 +80,8 @@ impl Manager {
         }
         // Each process of a job has the rules of its environment, with the same names.
         let only = own.then_some(id);
-        let beside = |rule: &&Rule| rule.owner == owner && rule.session == only;
+        let beside =
+            |rule: &&Rule| rule.owner == owner && rule.session == only && rule.of_profile.is_none();
         let of_owner = self.faults.rules.values().filter(beside);
         let taken: Vec<_> = of_owner.map(Rule::name).chain(named.iter().copied()).collect();
         let name = match rule.name {
@@ -100,7 +101,8 @@ impl Manager {
             user,
             session: only,
             lasts: None,
-            _charge: charge,
+            of_profile: None,
+            _charge: Some(charge),
         })
     }
 
@@ -117,7 +119,10 @@ impl Manager {
         let admin = client.rights.admin;
         let known = client.account().is_some();
         let mine = |rule: &Rule| admin || rule.session == Some(id) || known && rule.owner == uid;
-        let selected = |rule: &Rule| mine(rule) && name.is_none_or(|n| rule.name().as_str() == n);
+        let selected = |rule: &Rule| {
+            let is_named = name.is_none_or(|n| rule.name().as_str() == n);
+            mine(rule) && is_named && rule.of_profile.is_none()
+        };
         let rules = self.faults.rules.iter().filter(|(_, rule)| selected(rule));
         let numbers: Vec<u64> = rules.map(|(number, _)| *number).collect();
         if let (Some(name), []) = (name, &*numbers) {
@@ -153,7 +158,9 @@ impl Manager {
     /// Returns the rules that the session's user has set, or that all users have.
     fn visible_faults(&self, own: Option<SessionId>) -> impl Iterator<Item = (&u64, &Rule)> {
         let uid = own.and_then(|id| self.sessions.get(&id)).map(|s| s.client.identity.uid);
-        self.faults.rules.iter().filter(move |(_, rule)| uid.is_none_or(|uid| rule.owner == uid))
+        self.faults.rules.iter().filter(move |(_, rule)| {
+            rule.of_profile.is_none() && uid.is_none_or(|uid| rule.owner == uid)
+        })
     }
 
     /// Returns the number of rules that the session's user has set, or that all users have.
