@@ -15,7 +15,8 @@ pub const FOLDER: &str = "/run/rnicd";
 /// Directory of the libraries in containers.
 pub const LIBRARIES: &str = "/usr/lib/rnicd";
 
-/// Returns mounts and variables. Containers with any number of shares get the same.
+/// Returns the mounts and environment variables of a container. They do not depend on its number of
+/// devices.
 pub fn allocation(
     daemon: &Daemon,
     serving: &Serving,
@@ -33,8 +34,8 @@ pub fn allocation(
         tree: serving.tree.as_deref().and_then(inside),
         devices: (!daemon.devices().is_empty()).then(|| daemon.devices().join(",").into()),
     };
-    // The image's variables are unknown and would be replaced. LD_PRELOAD is sufficient, and images
-    // set it rarely, but often LD_LIBRARY_PATH.
+    // These variables replace the image's, which are unknown here. LD_PRELOAD alone is sufficient
+    // and rarely set by images, so LD_LIBRARY_PATH, which many images set, is omitted.
     let variables = environment.variables(|_| None);
     let variables = variables.into_iter().filter(|(name, _)| *name != PATH_VARIABLE);
     let text = |value: OsString| value.to_string_lossy().into_owned();
@@ -44,8 +45,8 @@ pub fn allocation(
     })
 }
 
-/// Returns a mount of a directory. Programs can connect to a socket in it although they cannot
-/// write to it.
+/// Returns a read-only mount of a directory. Programs can still connect to sockets in the
+/// directory.
 fn mount(from: &Path, to: &str) -> Mount {
     Mount {
         container_path: to.to_owned(),

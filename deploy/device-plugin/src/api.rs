@@ -24,7 +24,7 @@ pub const UNHEALTHY: &str = "Unhealthy";
 /// Registers a plugin with the kubelet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterRequest {
-    /// Version of the API.
+    /// [`VERSION`].
     #[prost(string, tag = "1")]
     pub version: String,
     /// File name of the plugin's socket, in the directory of the kubelet's socket.
@@ -42,7 +42,7 @@ pub struct RegisterRequest {
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Empty {}
 
-/// Optional calls of the kubelet.
+/// Optional calls that a plugin requests from the kubelet.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct DevicePluginOptions {
     /// The kubelet calls `PreStartContainer`.
@@ -56,7 +56,7 @@ pub struct DevicePluginOptions {
 /// All devices of the resource. Each response of the stream replaces the previous list.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListAndWatchResponse {
-    /// The devices.
+    /// All of them, healthy or not.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
 }
@@ -115,8 +115,8 @@ pub struct AllocateResponse {
 /// Additions to a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerAllocateResponse {
-    /// Environment variables. Those of the image are replaced, those of the pod's specification
-    /// take precedence.
+    /// Environment variables. They override the image's variables, and the pod's specification
+    /// overrides them.
     #[prost(map = "string, string", tag = "1")]
     pub envs: HashMap<String, String>,
     /// Files and directories of the host.

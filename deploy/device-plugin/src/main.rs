@@ -1,4 +1,4 @@
-//! `rnic-device-plugin`.
+//! `rnic-device-plugin`: runs the Kubernetes device plugin until SIGTERM or SIGINT.
 
 use std::process::ExitCode;
 

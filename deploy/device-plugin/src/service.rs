@@ -1,4 +1,4 @@
-//! The calls of the kubelet.
+//! The device plugin service, which the kubelet calls.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::api::{
 use crate::daemon::{Daemon, State};
 use crate::log;
 
-/// The plugin's service.
+/// Implements [`DevicePlugin`] for one daemon.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// Resource in messages.
+    /// Resource name, for error messages.
     pub resource: String,
-    /// Number of devices of the kubelet.
+    /// Number of devices that the plugin offers to the kubelet, at least 1.
     pub shares: u16,
-    /// The daemon.
+    /// The daemon whose socket is mounted into containers.
     pub daemon: Arc<Daemon>,
-    /// Directory of the libraries.
+    /// Directory of the libraries on the host.
     pub libraries: PathBuf,
-    /// State of the daemon.
+    /// State of the daemon, which decides whether devices are healthy.
     pub state: watch::Receiver<State>,
-    /// Streams end when it is true, or when its sender is gone.
+    /// Streams end when this is true, or when its sender is gone.
     pub stop: watch::Receiver<bool>,
 }
 
@@ -59,13 +59,15 @@ impl Service {
         if let Some(unknown) = request.devices_ids.iter().find(|id| !self.is_known(id)) {
             let last = Self::id(self.shares - 1);
             return Err(Status::invalid_argument(format!(
-                "{resource} has no device {unknown:?}: they are {} to {last} (--shares {})",
+                "{resource} has no device {unknown:?}: names are {} to {last} (--shares {})",
                 Self::id(0),
                 self.shares
             )));
         }
         if request.devices_ids.is_empty() {
-            return Err(Status::invalid_argument(format!("no device of {resource} is named")));
+            return Err(Status::invalid_argument(format!(
+                "the request names no device of {resource}"
+            )));
         }
         let state = self.state.borrow().clone();
         let serving = state.map_err(|error| Status::unavailable(format!("{resource}: {error}")))?;
@@ -127,7 +129,7 @@ impl DevicePlugin for Service {
         &self,
         _: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        Err(Status::unimplemented("all devices are equal"))
+        Err(Status::unimplemented("all devices are interchangeable"))
     }
 
     async fn pre_start_container(
@@ -138,6 +140,6 @@ impl DevicePlugin for Service {
     }
 }
 
-/// The kubelet makes no optional call.
+/// Asks the kubelet to make no optional calls.
 pub const OPTIONS: DevicePluginOptions =
     DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: false };

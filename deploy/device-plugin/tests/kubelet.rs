@@ -58,8 +58,8 @@ async fn shares_are_registered_listed_and_allocated() {
     for (ids, expected) in [
         (&["rnicd-3"][..], "example.org/rnic has no device \"rnicd-3\""),
         (&["rnicd-0", ""], "has no device \"\""),
-        (&["rnicd-00"], "they are rnicd-0 to rnicd-2 (--shares 3)"),
-        (&[], "no device of example.org/rnic is named"),
+        (&["rnicd-00"], "names are rnicd-0 to rnicd-2 (--shares 3)"),
+        (&[], "the request names no device of example.org/rnic"),
     ] {
         let error = allocate(&mut client, &[&["rnicd-0"], ids]).await.unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);
