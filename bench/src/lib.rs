@@ -1,15 +1,16 @@
-//! The performance laboratory: compares the RNIC with the limits of the same machine.
+//! `rnic-bench`: compares the RNIC with the limits of the same machine.
 //!
-//! The measurements are those of `rnic-perf` (`rnic_tools::perf`). In turn with them, round by
-//! round, the program measures yardsticks: raw TCP between the same two processes, memcpy of the
-//! same working set, and a relay through a third process. The ratios are meaningful because all
-//! results come from the same machine at the same time. It reaches daemons only by the public
-//! interface of the library, their entries in `/proc`, and the `rnicd` binary.
+//! The measurements are those of `rnic-perf` (`rnic_tools::perf`). Each round also measures
+//! yardsticks: raw TCP between the same two processes, memcpy of the same working set, and a relay
+//! through a third process. The ratios are meaningful because all results come from the same
+//! machine at the same time. The program starts the `rnicd` binary, uses the public interface of
+//! the library, and reads the daemons' entries in `/proc`.
 //!
-//! One file per part: `bench` runs a measurement with its yardsticks, `report` compares, `all` is
-//! the table of design goals. `goals` assigns yardsticks and goals to measurements; `relay` is a
-//! yardstick. `compare` runs other projects' benchmarks in turn with ours. `scale` measures beside
-//! many idle objects, `neighbours` beside another user's `load`; `smoke` detects large slowdowns.
+//! `bench` runs a measurement with its yardsticks, `goals` assigns yardsticks and goals to
+//! measurements, `report` computes the ratios, and `all` is the table of design goals. `relay` is
+//! the yardstick with a third process. `compare` interleaves other projects' benchmarks with ours.
+//! `scale` measures operations while many objects are idle, `neighbours` while another user causes
+//! `load`. `smoke` detects large slowdowns.
 
 mod all;
 mod bench;

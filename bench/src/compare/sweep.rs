@@ -1,4 +1,4 @@
-//! The comparisons: our operations, the foreign measurements to compare with, and the goals.
+//! The comparisons: our operations, the corresponding benchmarks of other projects, and the goals.
 
 use rnic_tools::perf::spec::{Flow, Measure, Op, Spec, Wait};
 
@@ -17,15 +17,15 @@ pub struct Sweep {
     pub op: Op,
 }
 
-/// One of our operations over one path, compared with other projects; one row for each size.
+/// A sweep compared with other projects' benchmarks.
 pub struct Compared {
     /// Operation, path and kind of measurement.
     pub sweep: Sweep,
-    /// Rows by size, and failed measurements without results.
+    /// A row for each size. The row of a failed measurement has no results.
     pub rows: Vec<Row>,
 }
 
-/// The path of our connections.
+/// Data path between the two QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// Direct path inside one daemon.
@@ -55,7 +55,7 @@ impl Path {
         }
     }
 
-    /// Returns the corresponding transport of foreign programs.
+    /// Returns the corresponding transport of the other projects' programs.
     fn transport(self) -> Transport {
         match self {
             Path::Direct => Transport::Shared,
@@ -64,7 +64,7 @@ impl Path {
     }
 }
 
-/// All comparisons. Those with the same daemons are adjacent.
+/// All sweeps. Sweeps of the same path are adjacent, so that they share daemons.
 pub const ALL: [Sweep; 9] = [
     Sweep { path: Path::Direct, kind: Measure::Lat, op: Op::Send },
     Sweep { path: Path::Direct, kind: Measure::Lat, op: Op::Write },
@@ -83,12 +83,13 @@ impl Sweep {
         let what = match self.kind {
             Measure::Lat => "half round trip, polled",
             Measure::Rate => "rate in batches of 32",
-            _ => "bandwidth out of one buffer",
+            _ => "bandwidth from one buffer",
         };
         format!("{}: {}, {what}", self.path.words(), self.op)
     }
 
-    /// Returns our parameters. As in the other programs, all messages use one buffer.
+    /// Returns the parameters of our measurement. As in the other programs, all messages use one
+    /// buffer.
     pub fn spec(self, size: u32) -> Spec {
         match self.kind {
             Measure::Lat => Spec { wait: Wait::Polled, ..Spec::new(self.op, Flow::PingPong, size) },
@@ -97,12 +98,12 @@ impl Sweep {
         }
     }
 
-    /// Returns true if this size is measured. Rates are measured for 8-byte messages only.
+    /// Returns true if the sweep includes this size. Rates are measured for 8-byte messages only.
     pub fn has(self, size: u32) -> bool {
         self.kind != Measure::Rate || size == 8
     }
 
-    /// Returns the foreign measurements to compare with.
+    /// Returns the other projects' measurements to compare with.
     pub fn foreign(self) -> Vec<Foreign> {
         let tests: &[Test] = match (self.kind, self.op) {
             (Measure::Lat, Op::Send) => &[Test::TagLat, Test::PingPong],
@@ -114,7 +115,7 @@ impl Sweep {
         tests.iter().map(|&test| Foreign { transport, test }).collect()
     }
 
-    /// Returns the goal for the ratio of our result to a foreign one.
+    /// Returns the goal for the ratio of our result to the `foreign` result.
     pub fn goal(self, size: u32, foreign: Foreign) -> Option<Goal> {
         match (self.path, self.kind, foreign.test, size) {
             (Path::Direct, Measure::Rate, Test::PutBw, 8) => Some(Goal::AtLeast(0.35)),
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_about_small_messages_and_a_mebibyte() {
+    fn goals_exist_for_8_bytes_and_1_mebibyte() {
         let with_goal = |size| {
             let of = |sweep: &Sweep| {
                 let goals = sweep.foreign().into_iter().filter_map(|f| sweep.goal(size, f));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn each_path_has_its_foreign_transport() {
+    fn only_the_direct_path_uses_shared_memory() {
         for sweep in ALL {
             let shared = sweep.foreign().iter().all(|f| f.transport == Transport::Shared);
             assert_eq!(shared, sweep.path == Path::Direct, "{}", sweep.title());

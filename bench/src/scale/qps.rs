@@ -1,4 +1,4 @@
-//! Cost of a Write with idle connected QPs.
+//! Cost of a Write while other connected QPs are idle.
 
 use rnic_client::Context;
 use rnic_tools::perf::PerfError;
@@ -17,8 +17,8 @@ pub fn measure(options: &Options<'_>, qps: u32, setup: Setup) -> Result<Vec<Row>
     Ok(vec![cost_of_qps(setup, &costs, FLAT)])
 }
 
-/// Measures with each number of QPs per daemon, in ascending order; ten QPs have traffic. Then
-/// calls `then` with the daemon that has the most.
+/// Measures with each number of QPs per daemon, of which ten have traffic. `counts` must be
+/// ascending. Then calls `then` with the daemon that has the most QPs.
 pub fn few_and_many<T>(
     options: &Options<'_>,
     setup: Setup,
@@ -37,7 +37,7 @@ pub fn few_and_many<T>(
     costs(cases, options, then)
 }
 
-/// Creates the row of [`few_and_many`].
+/// Returns the row of the results of [`few_and_many`].
 pub fn cost_of_qps(setup: Setup, costs: &Costs, goal: Goal) -> Row {
     let Case { what, spec, .. } = &costs.cases[0];
     let subject = format!("cost per RDMA Write of 8 B, {what} per daemon of which {ACTIVE} active");

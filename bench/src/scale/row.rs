@@ -13,8 +13,8 @@ pub fn up_to(most: u32, counts: &[u32]) -> Vec<u32> {
     all
 }
 
-/// Creates a row. Its first result must have the most objects; the goal applies to the ratio to the
-/// last result.
+/// Returns a row whose outcomes are ratios of the first result, which must be of the most objects,
+/// to each other result. The goal applies to the ratio to the last result, of the fewest objects.
 pub fn row(
     subject: String,
     kind: Kind,
@@ -33,9 +33,9 @@ pub fn row(
     Row { spec: Some(spec.clone()), outcomes, ..Row::of(subject, kind, path, setup, figures) }
 }
 
-/// Goal for a cost with more objects.
+/// Goal for the cost with the most objects relative to the fewest.
 pub const FLAT: Goal = Goal::AtMost(1.1);
-/// Goal for a rate with more objects.
+/// Goal for the rate with the most objects relative to the fewest.
 pub const STEADY: Goal = Goal::AtLeast(0.8);
 
 #[cfg(test)]
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_goal_is_about_the_most_against_the_fewest() {
+    fn goal_compares_most_with_fewest_objects() {
         let figure = |what: &str, ns| Figure::single(what, "ns", ns);
         let figures = vec![figure("1000", 126.0), figure("100", 105.0), figure("10", 120.0)];
         let spec = Spec::new(Op::Write, Flow::Stream, 8);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_go_up_to_the_most() {
+    fn counts_end_with_the_maximum() {
         assert_eq!(up_to(10_000, &[10, 100, 1000]), [10, 100, 1000, 10_000]);
         assert_eq!(up_to(200, &[10, 100, 1000]), [10, 100, 200]);
         assert_eq!(up_to(1, &[0, 100]), [0, 1]);
