@@ -2,9 +2,8 @@
 //!
 //! A passed socket shares its file description with the client, which may keep its own descriptor.
 //! So every call passes flags instead of relying on `O_NONBLOCK`. Closing our descriptor does not
-//! end the connection; that needs a `shutdown`, or a disconnect, which resets. The client controls
-//! `SO_LINGER`, so the close may block, and the reaper does it. The code is protocol-independent.
-//! [`cm`](crate::cm) and [`worker`](crate::worker) use it.
+//! end the connection: `shutdown` ends it with a FIN, `connect` to `AF_UNSPEC` with a RST. The
+//! client controls `SO_LINGER`, so `close` may block; the reaper calls it.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -16,8 +15,8 @@ use socket2::{SockRef, TcpKeepalive};
 use crate::config::Tcp;
 use crate::reaper::Reaper;
 
-/// The socket of a connection. Dropping it ends the connection gracefully, except for a passed
-/// socket before [`Socket::end_on_drop`] or after [`Socket::let_go`], which stays as it is.
+/// The socket of a connection. Dropping it ends the connection gracefully. A passed socket is left
+/// connected before [`Socket::end_on_drop`] and after [`Socket::let_go`].
 #[derive(Debug)]
 pub struct Socket {
     /// `None` only in `drop`.
@@ -52,7 +51,7 @@ impl Socket {
         }
     }
 
-    /// Returns true if a client may hold it too.
+    /// Returns true if a client passed the socket and may still hold a descriptor of it.
     pub fn is_passed(&self) -> bool {
         self.passed.is_some()
     }
@@ -84,7 +83,7 @@ impl Socket {
         }
     }
 
-    /// Leaves the connection to the client that passed it, as it is.
+    /// Leaves the connection to the client that passed it, and restores its keepalive settings.
     pub fn let_go(mut self) {
         if let Some(passed) = &mut self.passed {
             passed.ends_on_drop = false;
@@ -99,15 +98,15 @@ impl Socket {
     pub fn reset(self) {
         match &self.passed {
             // Closing resets only if no other descriptor is open, so the socket is disconnected
-            // instead. That may fail (if a thread of the client waits on it). Then the connection
-            // ends with a FIN.
+            // instead. If this fails, for example because a thread of the client waits on the
+            // socket, the connection ends with a FIN.
             Some(_) => drop(rustix::net::connect_unspec(&self)),
             // If this fails, the connection ends with a FIN.
             None => drop(SockRef::from(&self).set_linger(Some(Duration::ZERO))),
         }
     }
 
-    /// Shuts down one direction or both (`shutdown(2)`). Shutting down the sending one sends a FIN.
+    /// Shuts down one or both directions (`shutdown(2)`). `Shutdown::Write` sends a FIN.
     pub fn shutdown(&self, how: Shutdown) -> std::io::Result<()> {
         SockRef::from(self).shutdown(how)
     }

@@ -2,9 +2,8 @@
 //!
 //! The kernel gives every network namespace a number (`SO_NETNS_COOKIE`) that is unique until the
 //! next boot, and reports it for every socket without any privilege. An accepted Unix connection
-//! belongs to the namespace in which the *connecting* end's socket was created. So a client can
-//! neither choose nor change the number, whatever it does with its process: it would need a socket
-//! created in the other namespace by another process.
+//! belongs to the namespace in which the *connecting* end's socket was created. So a client cannot
+//! choose the number. To use another namespace, it needs a socket that was created there.
 
 use std::io;
 use std::mem::size_of;

@@ -9,12 +9,13 @@ use serde::Serialize;
 
 use crate::resource::session::Session;
 
-/// Returns the key of a session's object in a list, ordered by session, then by object.
+/// Returns the key of a session's object. Keys sort by session, then by object.
 pub fn key(session: SessionId, object: u32) -> u64 {
     u64::from(session.0) << 32 | u64::from(object)
 }
 
-/// Returns the visible sessions, from the session of a key on.
+/// Returns the visible sessions, starting at the session of the key `from`. If `own` is set, only
+/// this session is visible.
 pub fn sessions(
     all: &BTreeMap<SessionId, Session>,
     own: Option<SessionId>,
@@ -29,7 +30,7 @@ pub fn sessions(
     range.map(|(_, session)| session).filter(move |session| session.id >= first)
 }
 
-/// Returns objects of sessions in the order of their keys, from a key on.
+/// Returns the objects of sessions in the order of their keys, starting at the key `from`.
 pub fn objects<'a, K: Ord + Copy + 'a, V: 'a>(
     sessions: impl Iterator<Item = &'a Session>,
     from: u64,
@@ -44,7 +45,7 @@ pub fn objects<'a, K: Ord + Copy + 'a, V: 'a>(
     })
 }
 
-/// Returns the number of objects of sessions.
+/// Returns the total number of objects of the sessions.
 pub fn count<'a, K: 'a, V: 'a>(
     sessions: impl Iterator<Item = &'a Session>,
     table: fn(&Session) -> &BTreeMap<K, V>,
@@ -121,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns numbers as records are listed: newest first, from below `before` on.
+    /// Returns the records below `before` of `rows` records, newest first, each with its key.
     fn below(before: u64, rows: u64) -> impl Iterator<Item = (u64, u64)> {
         (1..before.min(rows + 1)).rev().map(|n| (n + 1, n))
     }
