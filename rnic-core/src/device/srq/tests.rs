@@ -1,4 +1,4 @@
-//! Tests receives taken by several QPs, and the order in which waiting QPs are served.
+//! Tests of an SRQ with several QPs: the order of receives and of waiting QPs.
 
 use std::sync::Arc;
 
@@ -66,13 +66,13 @@ fn the_limit_event_occurs_once() {
         let (_, notices) = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry).expect("posted");
         limits.push(notices.limit);
     }
-    // 4, 3, 2 remain: the third leaves fewer than 3.
+    // The third take leaves 2 receives, fewer than the limit of 3.
     assert_eq!(limits, [false, false, true, false, false]);
     assert_eq!(srq.usage().limit, 0);
     post(&mut client, 5..8);
     assert_eq!(srq.arm(3), Ok(false));
     assert_eq!(srq.usage().limit, 3);
-    assert_eq!(srq.arm(4), Ok(true), "fewer are posted already");
+    assert_eq!(srq.arm(4), Ok(true), "only 3 receives are posted");
     assert_eq!(srq.usage().limit, 0);
     assert_eq!(srq.arm(0), Ok(false));
 }
@@ -88,7 +88,7 @@ fn waiters_are_served_in_order() {
     assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of the waiting QPs");
     // A new QP queues after them, unless it does not wait.
     assert_eq!(take(&srq, 4, TakeMode::InTurn), None);
-    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), None, "it was not called");
+    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), None, "QP 3 was not called");
     assert_eq!(called(&srq, 5), [2]);
     assert_eq!(called(&srq, 0), [1]);
     assert_eq!(take(&srq, 2, TakeMode::Waited(places[1])), Some(0));
@@ -97,11 +97,11 @@ fn waiters_are_served_in_order() {
     assert_eq!(take(&srq, 9, TakeMode::AtOnce), Some(2));
     assert_eq!(called(&srq, 0), []);
     post(&mut client, 3..5);
-    assert_eq!(take(&srq, 4, TakeMode::InTurn), Some(3), "one is left for the waiting QP");
+    assert_eq!(take(&srq, 4, TakeMode::InTurn), Some(3), "a receive is left for QP 3");
     assert_eq!(called(&srq, 0), [3]);
     assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), Some(4));
     assert_eq!(post(&mut client, 5..6), 0);
-    assert_eq!(wait(&srq, 3, 0), Err(5), "one is there at the last look");
+    assert_eq!(wait(&srq, 3, 0), Err(5), "a receive was posted before the QP began to wait");
     assert_eq!(srq.usage().waiting, 0);
 }
 
@@ -115,7 +115,7 @@ fn a_corrupted_ring_is_a_fault_for_all() {
     assert!(matches!(srq.arm(1), Err(SrqFault::BadIndex(_))));
     assert!(matches!(srq.take_or_wait(waiter, NOW, &mut entry), Err(SrqFault::BadIndex(_))));
     assert_eq!(srq.usage().waiting, 1);
-    assert_eq!(called(&srq, 0), [1], "it must notice the fault");
+    assert_eq!(called(&srq, 0), [1], "the waiting QP must detect the fault");
     for turn in [TakeMode::AtOnce, TakeMode::InTurn, TakeMode::Waited(place)] {
         called(&srq, 0);
         let taken = srq.take(QpId(1), turn, NOW, &mut entry);
@@ -137,11 +137,11 @@ mod model {
     #[derive(Clone, Debug)]
     enum Op {
         Post(u64),
-        /// A message begins on a QP that may wait, and waits if it must.
+        /// A message begins on a QP that waits if no receive is available to it.
         Message(u32),
         /// A message begins on a QP that never waits.
         AtOnce,
-        /// A worker handles its doorbell, and the QPs that are called take receives.
+        /// A worker handles its doorbell and calls QPs, which take receives.
         Rung(u32),
         /// A waiting QP is destroyed.
         Gone(u32),
@@ -207,7 +207,7 @@ mod model {
                             taken += 1;
                             waiting.remove(first);
                             let place = places.remove(&qp).expect("it waits");
-                            prop_assert_eq!(srq.leave(place), 0, "it has left by taking");
+                            prop_assert_eq!(srq.leave(place), 0, "the QP no longer waits");
                         }
                     }
                     Op::Gone(qp) => {
@@ -217,7 +217,7 @@ mod model {
                         }
                     }
                 }
-                // The worker of a QP that may take a receive now will check.
+                // If a waiting QP may take a receive, its worker was notified and will check.
                 for qp in waiting.iter().take((posted - taken) as usize) {
                     prop_assert!(rung >> (qp % 3) & 1 == 1, "QP {} is forgotten", qp);
                 }

@@ -37,12 +37,12 @@ pub(in crate::engine) struct Request {
     pub byte_len: u32,
     /// Terminate code of a failure, for the completion.
     pub detail: u32,
-    /// Record of this request's own failure, or 0 if there is none.
+    /// ID of the diagnosis of this request's own failure, or 0 if there is none.
     pub diagnosis: u64,
     pub progress: Progress,
-    /// MSN of a Send or of Immediate Data, by which the peer may blame it.
+    /// MSN of a Send or of Immediate Data, which identifies it in a Terminate of the peer.
     pub msn: Option<Msn>,
-    /// STag, offset and length of a Write, by which the peer may blame it.
+    /// STag, offset and length of a Write, which identify it in a Terminate of the peer.
     pub written: Option<(Stag, u64, u32)>,
 }
 
@@ -66,12 +66,14 @@ impl Request {
 /// A Read or atomic operation that the peer has not answered.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct OutboundRequest {
-    /// Its entry in flight. `None` for an acknowledgement request or an RTR.
+    /// Sequence number of its entry in [`InFlight`]. `None` for an acknowledgement request or an
+    /// RTR.
     pub seq: Option<u64>,
     pub sink: Stag,
     pub to: u64,
     pub size: u32,
-    /// SGEs of a Read with several. `sink` and `to` then name no memory; the response repeats them.
+    /// SGEs of a Read that has more than one. Its response is scattered to them, and the peer only
+    /// echoes `sink` and `to`.
     pub elements: Option<Box<[Sge]>>,
     pub received: u64,
     pub kind: ResponseKind,
@@ -96,9 +98,10 @@ pub(in crate::engine) struct InFlight {
     base: u64,
     /// The peer has acknowledged all requests before this one.
     acknowledged: u64,
-    /// RDMA Writes begun since the stream began, modulo 2^32. Those in flight are the last of them.
+    /// RDMA Writes begun since the stream began, modulo 2^32. The Writes in flight have the highest
+    /// numbers.
     writes: u32,
-    /// Number of the Write that the peer refuses, from its notice.
+    /// Number of the Write that the peer refuses, from the notice that precedes its Terminate.
     refused_write: Option<u32>,
     entries: VecDeque<Request>,
 }
@@ -172,8 +175,8 @@ impl InFlight {
         }
     }
 
-    /// Marks requests in progress as done: their stream is gone, and a UC peer acknowledges
-    /// nothing.
+    /// Marks requests in progress as sent, so that they complete. A UC request completes without an
+    /// acknowledgement, even if its stream has ended.
     pub(in crate::engine) fn complete_sending(&mut self) {
         for request in self.entries.iter_mut().rev() {
             match request.progress {
@@ -184,14 +187,15 @@ impl InFlight {
         }
     }
 
-    /// Skips the numbers of requests that were done without being in flight. None may be in flight.
+    /// Skips the sequence numbers of requests that completed without being pushed. No request may
+    /// be in flight.
     #[inline]
     pub(in crate::engine) fn skip_completed(&mut self, requests: u32) {
         debug_assert!(self.entries.is_empty(), "requests complete in order");
         self.base += u64::from(requests);
     }
 
-    /// Notes that the peer has carried out all requests before this one.
+    /// Records that the peer has executed all requests before this one.
     #[inline]
     pub(in crate::engine) fn acknowledge(&mut self, before: u64) {
         self.acknowledged = self.acknowledged.max(before);
@@ -227,7 +231,7 @@ impl InFlight {
         self.refused_write = None;
     }
 
-    /// Notes the target and length of a Write that begins.
+    /// Records the target and length of a Write that begins, and counts it.
     #[inline]
     pub(in crate::engine) fn begin_write(&mut self, seq: u64, stag: Stag, to: u64, len: u32) {
         if let Some(request) = self.get_mut(seq) {
@@ -236,7 +240,7 @@ impl InFlight {
         }
     }
 
-    /// Notes the number of the Write that the peer is going to refuse.
+    /// Records the number of the Write that the peer's next Terminate refuses.
     pub(in crate::engine) fn refuse_write(&mut self, number: u32) {
         self.refused_write = Some(number);
     }
