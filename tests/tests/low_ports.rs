@@ -1,5 +1,5 @@
-//! Ports that the kernel reserves for root (`ip_unprivileged_port_start`). A daemon of root must
-//! not bind them for other users.
+//! Ports that the kernel reserves for root (`ip_unprivileged_port_start`). A daemon that runs as
+//! root must not bind them for other users.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -21,7 +21,7 @@ fn low_port() -> Option<u16> {
 fn low_ports_take_root_or_a_rule() {
     let port = if rustix::process::geteuid().is_root() { low_port() } else { None };
     let Some(port) = port else {
-        return omit("low ports require root and the usual net.ipv4.ip_unprivileged_port_start");
+        return omit("low ports require root and the default net.ipv4.ip_unprivileged_port_start");
     };
     let config = format!(
         "[control]\nmode = \"0666\"\n\

@@ -1,4 +1,4 @@
-//! The status tree: folders in which the daemon publishes its devices, as programs read them.
+//! The status tree: a directory in which the daemon publishes its devices like sysfs.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -57,7 +57,7 @@ fn counters_survive_their_qps() {
     assert_eq!(at, fs::canonicalize(&tree).unwrap().join("devices/rnicd/rnicd1"));
     assert_eq!(fs::read_to_string(at.join("numa_node")).unwrap(), "-1\n");
     daemon.stop();
-    assert!(!tree.exists(), "the tree is gone after the daemon");
+    assert!(!tree.exists(), "the daemon removes its tree");
 }
 
 /// Returns how often threads of the daemon have gone to sleep.
@@ -111,7 +111,7 @@ fn leftovers_of_a_killed_daemon_are_replaced() {
     assert!(tree.exists());
     let second = Daemon::start(&config);
     assert_eq!(counter(&tree, "counters/port_xmit_data"), 0);
-    // No other daemon may take it in the meantime.
+    // Another daemon cannot use the path while the second daemon runs.
     assert!(refusal(&config).contains("belongs to a running daemon"));
     second.stop();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -132,7 +132,7 @@ fn unusable_tree_path_names_its_key() {
     assert!(refused.contains("device.tree: cannot create /no/such/folder"), "{refused}");
     assert!(refusal(&of("here")).contains("must be an absolute path, or \"off\""));
     assert!(refusal(&of(&format!("/{}", "x".repeat(200)))).contains("too long"));
-    // A tree that is switched off does not prevent the start.
+    // With "off" the daemon starts without a tree.
     let daemon = Daemon::start(&of("off"));
     assert!(!tree_of(&daemon).exists());
     daemon.stop();
@@ -151,9 +151,9 @@ fn refusal(config: &str) -> String {
     String::from_utf8(said.stderr).unwrap()
 }
 
-/// An exporter that supports the kernel's files and has no support for this daemon.
+/// The exporter reads the kernel's files in sysfs, and was not changed for this daemon.
 #[test]
-fn node_exporter_reads_it_as_it_is() {
+fn unmodified_node_exporter_reads_the_tree() {
     const EXPORTER: &str = "prometheus-node-exporter";
     if Command::new(EXPORTER).arg("--version").output().is_err() {
         return omit("node_exporter is not installed (Debian package prometheus-node-exporter)");

@@ -1,4 +1,4 @@
-//! `cargo xtask`: makes the manual pages, the completions and the list of crates of a release.
+//! `cargo xtask`: generates the manual pages, completions and list of crates of a release.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,24 +6,24 @@ use std::process::ExitCode;
 use clap::Parser;
 use xtask::{Failure, completions, crates, manual};
 
-/// Makes manual pages, completions and lists of crates for releases of rnicd.
+/// Generates manual pages, completions and lists of crates for releases of rnicd.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
     /// Write the manual pages.
     Manual {
-        /// Folder for the pages; `man1`, `man5` and `man8` are created in it.
+        /// Directory for the pages; `man1`, `man5` and `man8` are created in it.
         #[arg(default_value = "docs/man")]
         folder: PathBuf,
     },
     /// Write the completions for bash, zsh and fish.
     Completions {
-        /// Folder for the completions, with the layout of `/usr/share`.
+        /// Directory for the completions, with the layout of `/usr/share`.
         folder: PathBuf,
     },
     /// Print the crates that a release for a target contains, as CycloneDX.
     Crates {
-        /// Target of the compiler, such as `x86_64-unknown-linux-gnu`.
+        /// Target triple, such as `x86_64-unknown-linux-gnu`.
         #[arg(long)]
         target: String,
     },

@@ -1,5 +1,5 @@
-//! Addresses in the format of InfiniBand. The iWARP device has one GID, formed from its IP address,
-//! and supports no address handles.
+//! GIDs, address handles and path records. The iWARP device has one GID, formed from its IP
+//! address, and supports no address handles.
 
 use rnic_client::GRH_LEN;
 
@@ -64,14 +64,15 @@ pub struct ibv_ah {
     pub handle: u32,
 }
 
-/// Header before the data of a datagram. The library does not read its fields through this type.
+/// GRH, which precedes the payload in the receive buffer of a UD QP. The library never accesses its
+/// fields through this type.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_grh {
     pub bytes: [u8; GRH_LEN],
 }
 
-/// `<infiniband/sa.h>`: a path as the InfiniBand subnet administrator describes it.
+/// Path record of the InfiniBand subnet administrator (`<infiniband/sa.h>`).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_sa_path_rec {
