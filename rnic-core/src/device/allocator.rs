@@ -1,7 +1,7 @@
 //! Allocation of steering tags.
 //!
-//! The resource manager owns the [`StagAllocator`]. Its STags cannot be predicted (RFC 5040 section
-//! 8.1.1) by a peer, or by a client that has seen any number of them.
+//! The resource manager owns the [`StagAllocator`]. Neither a peer nor a client can predict its
+//! STags (RFC 5040 section 8.1.1), however many STags they have seen.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -20,9 +20,8 @@ use rnic_abi::types::Stag;
 /// The owner may change the key where verbs allow it (windows). The first and the last index are
 /// not used, so that no STag, with any key, is 0 or `0xFFFF_FFFF`.
 ///
-/// At most half of all indices are in use, so two draws or fewer find a free one on average, and
-/// even a client that holds or has seen all others can rule out only slightly more than half of
-/// them.
+/// At most half of all indices are in use, so at most two draws on average find a free index. Even
+/// a client that has seen all other STags can rule out only slightly more than half of the indices.
 pub struct StagAllocator {
     space: Space,
     random: ChaCha20Rng,
@@ -119,7 +118,7 @@ impl Space {
         (self.indices() / 256) as usize
     }
 
-    /// Makes an STag from the high bits of `random`: the width of an index and a key.
+    /// Builds an STag from the high bits of `random`, as many as an index and a key have.
     fn stag(self, random: u32) -> Stag {
         Stag(random >> (Space::WHOLE.bits - self.bits))
     }

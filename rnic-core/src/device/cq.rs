@@ -1,10 +1,10 @@
 //! The daemon's end of completion queues.
 //!
-//! A CQ may serve QPs of several workers, so a lock, held briefly, protects its producer. This rule
-//! confines overflows (a mechanism of RFC 5042 section 6.4.3.2): every request taken from a send
-//! queue holds a slot until it is retired, so send completions and flushes always fit. Receives
-//! reserve nothing, and a receive completion without a free slot is an overflow, which kills this
-//! CQ and its QPs and no others.
+//! A CQ may serve QPs of several workers, so a lock, held briefly, protects its producer. Overflows
+//! are confined as in RFC 5042 section 6.4.3.2: every request taken from a send queue holds a slot
+//! until it is retired, so send completions and flushes always fit. Receives reserve nothing, and a
+//! receive completion without a free slot is an overflow, which kills this CQ and its QPs and no
+//! others.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -126,9 +126,10 @@ impl Cq {
     /// faster than its events are sent gets one event for several arms, so events cannot
     /// accumulate.
     ///
-    /// Pairs with [`Cq::event_sent`]. Here: write the completion, take the arm, swap. There: swap,
-    /// send. If this call finds an event on its way, the sender's swap comes after this one, so the
-    /// sender sees the completion, and its event serves this arm as well.
+    /// Pairs with [`Cq::event_sent`]. This function writes the completion, takes the arm, and
+    /// swaps; the sender swaps, then sends. If this function finds an event on its way, the
+    /// sender's swap comes later, so the sender sees the completion, and its event serves this arm
+    /// as well.
     pub fn begin_event(&self) -> bool {
         !self.event_pending.swap(true, AcqRel)
     }
@@ -144,8 +145,8 @@ impl Cq {
         (inner.producer.unread(), inner.producer.reserved(), inner.completions)
     }
 
-    /// Reserves up to `wanted` slots. Returns the number that it reserved, at most half of the free
-    /// slots if there are several.
+    /// Reserves up to `wanted` slots. Returns the number of reserved slots, which is at most half
+    /// of the free slots unless only one is free.
     pub fn reserve(&self, wanted: u32) -> Result<u32, CqFault> {
         if self.is_dead() {
             return Err(CqFault::Dead);
@@ -186,9 +187,8 @@ impl Cq {
         Ok(inner.published(std::slice::from_ref(cqe)))
     }
 
-    /// Asks the client to ring `worker` when it has freed slots, and other workers to notify
-    /// `worker` when they have. The caller must then try once more, because slots may have become
-    /// free before the request was visible.
+    /// Requests that the client and other workers notify `worker` when they free slots. The caller
+    /// must then try once more, because slots may have become free before the request was visible.
     pub fn wait_for_space(&self, worker: u32) {
         let mut inner = self.inner.lock();
         inner.waiting |= 1 << (worker % u64::BITS);
@@ -384,8 +384,8 @@ mod tests {
         assert_eq!(cq.fits(8), Err(ResizeFault::Cq(CqFault::Dead)));
     }
 
-    /// Two workers complete, one with reservations and one without, while the queue moves. The
-    /// completions of each arrive once and in order, and each arm causes an event.
+    /// Two workers complete requests while the queue moves, one worker with reservations and one
+    /// without. The completions of each arrive once and in order, and each arm causes an event.
     #[test]
     fn a_moving_queue_with_two_workers() {
         const EACH: u64 = 5_000;
@@ -428,7 +428,7 @@ mod tests {
                 next[worker] += 1;
             }
             let _nobody_waits = client.release();
-            // Only while enough completions are still to come for one of them to take the arm.
+            // Arm only while enough completions will follow, so that one of them takes the arm.
             if !armed && next[0] + next[1] < EACH {
                 armed = true;
                 arms += 1;

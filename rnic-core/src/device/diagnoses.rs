@@ -20,9 +20,9 @@ use rnic_abi::types::{SessionId, Time};
 pub const ROUTINE_RECORDS: usize = 16;
 /// Default number of records of ended sessions ([`DiagnosisLog::set_ended_capacity`] changes it).
 const ENDED_RECORDS: usize = 1024;
-/// Maximum length of a rule in bytes. A longer one is truncated.
+/// Maximum length of a rule in bytes. Longer rules are truncated.
 pub const MAX_RULE: usize = 200;
-/// Maximum length of a text in bytes. A longer one is truncated.
+/// Maximum length of a text in bytes. Longer texts are truncated.
 pub const MAX_TEXT: usize = 500;
 
 /// A stored record.
@@ -85,8 +85,8 @@ impl OwnerFilter {
 }
 
 impl DiagnosisLog {
-    /// Sets the number of records of ended sessions to keep, at least 1. Must be called before
-    /// there are any.
+    /// Sets the number of records of ended sessions to keep, at least 1. Must be called before any
+    /// session ends.
     pub fn set_ended_capacity(&self, most: usize) {
         self.inner.lock().ended = FairRing::new(most);
     }
@@ -105,7 +105,7 @@ impl DiagnosisLog {
     }
 
     /// Like [`record`](Self::record), for frequent failures that the session itself causes. Such
-    /// records evict only their own kind.
+    /// records evict only other routine records.
     pub fn record_routine(&self, now: Time, record: Diagnosis) -> u64 {
         self.make(now, record, true)
     }
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(log.find(log.made()).map(|k| k.owner), Some(None));
     }
 
-    /// A reader of one owner's records sees no others, page by page.
+    /// A reader of an owner's records sees only those, page by page.
     #[test]
     fn pages_contain_only_the_owners_records() {
         let log = DiagnosisLog::default();

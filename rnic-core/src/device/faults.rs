@@ -51,7 +51,7 @@ impl ArmedFault {
         self.reports.fetch_update(Relaxed, Relaxed, within_limit).is_ok()
     }
 
-    /// Notes that a report has been handled.
+    /// Marks a report as handled.
     pub fn end_report(&self) {
         self.reports.fetch_sub(1, Relaxed);
     }

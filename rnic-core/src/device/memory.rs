@@ -89,7 +89,7 @@ impl Memory {
     }
 }
 
-/// A checked range of memory. Borrows what it refers to.
+/// A checked range of memory, which it borrows.
 #[derive(Clone, Copy)]
 pub struct Target<'t> {
     place: Location<'t>,
@@ -190,8 +190,8 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Copies the whole target to a target of the same length. Takes one pass, or two from one
-    /// address space to another.
+    /// Copies the whole target to a target of the same length. Copies between two address spaces in
+    /// two passes, otherwise in one.
     #[inline]
     pub(crate) fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
         match (self.place, to.place) {
@@ -254,8 +254,8 @@ impl<'t> Target<'t> {
     }
 
     /// Applies an atomic operation to the target, which must be an aligned word. Returns the old
-    /// value. In shared memory the operation is atomic for the client, too. In attached memory it
-    /// is atomic only with respect to operations through the same session.
+    /// value. In shared memory the operation is atomic also with respect to the client's CPUs. In
+    /// attached memory it is atomic only with respect to operations through the same session.
     pub(crate) fn update(&self, operation: AtomicOperation) -> Result<u64, MemoryFault> {
         debug_assert!(self.len == ATOMIC_LEN as usize && self.is_aligned());
         let change = |old| operation.applied_to(old);
@@ -273,9 +273,9 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Begins an atomic operation on a word of attached memory whose result is written by
-    /// [`finish_update`](Self::finish_update). Returns the old value, or `None` for other memory,
-    /// where the operation is atomic for the client too.
+    /// Begins an atomic operation on a word of attached memory.
+    /// [`finish_update`](Self::finish_update) writes its result. Returns the old value, or `None`
+    /// for shared memory, which needs no second step.
     pub(crate) fn begin_update(
         &self,
         operation: AtomicOperation,

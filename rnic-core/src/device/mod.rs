@@ -1,6 +1,6 @@
 //! The device model: the objects that an RNIC holds for its clients.
 //!
-//! The objects are steering tags ([`allocator`], [`stag`]) and the memory they refer to
+//! These are steering tags ([`allocator`], [`stag`]) and the memory that they refer to
 //! ([`memory`]), windows ([`window`]), completion queues ([`cq`]), shared receive queues ([`srq`]),
 //! the shared state of QPs ([`qp`]), fault rules ([`faults`]), and diagnoses of failures
 //! ([`diagnoses`], [`records`]). The device never sees a packet. The [`engine`](crate::engine) asks

@@ -1,8 +1,8 @@
 //! Numbered records of many owners, and a ring that evicts fairly.
 //!
 //! [`Records`] finds a record by its number and returns the newest records of one owner, or of all,
-//! in pages. A query visits only the records that it returns, however many others there are.
-//! [`FairRing`] selects the record that is evicted for a new one. Neither uses a clock or the
+//! in pages. A query visits only the records that it returns, regardless of the total number.
+//! [`FairRing`] selects the record to evict when a record is added. Neither uses a clock or the
 //! contents of a record. [`DiagnosisLog`](super::DiagnosisLog) and the daemon's event list use
 //! them.
 
@@ -68,7 +68,7 @@ impl<K: Copy + Eq + Hash, T> Records<K, T> {
 }
 
 /// A ring shared by several owners. When it is full, the owner with the most items loses its oldest
-/// one, so a flood of items evicts itself.
+/// item, so an owner that floods the ring evicts its own items.
 #[derive(Debug)]
 pub struct FairRing<K, T> {
     most: usize,
@@ -115,7 +115,7 @@ impl<K: Copy + Eq + Hash + Ord, T> FairRing<K, T> {
 mod tests {
     use super::*;
 
-    /// An owner that once had many items is not evicted while others have more.
+    /// An owner that once had many items loses none while others have more.
     #[test]
     fn the_owner_with_the_most_is_evicted() {
         let mut ring = FairRing::new(5);

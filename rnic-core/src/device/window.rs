@@ -8,8 +8,8 @@
 //! that bound it and exists only on that QP's worker.
 //!
 //! A region with bound windows cannot be removed. [`WindowCount`] ensures this: binding increments
-//! the count, withdrawing the region closes it, and after either the other is refused. So no window
-//! ever outlives its region, whatever the workers do at the time.
+//! the count and fails if the region is withdrawn; withdrawing closes the count and fails if a
+//! window is bound. So no window outlives its region, even if both happen at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,7 +26,7 @@ pub struct WindowCount(AtomicU32);
 const CLOSED: u32 = u32::MAX;
 
 impl WindowCount {
-    /// Counts one more window. Returns false if the region is withdrawn.
+    /// Counts a window. Returns false if the region is withdrawn.
     fn add(&self) -> bool {
         let add = |n| (n < CLOSED - 1).then(|| n + 1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).is_ok()
@@ -70,8 +70,8 @@ impl Binding {
         self.window
     }
 
-    /// Releases the region. Does not wait for the last copy of the entry to be dropped: a sleeping
-    /// worker may still hold one, but drops it before it does anything else.
+    /// Releases the region. Does not wait until all workers have dropped their copy of the entry: a
+    /// sleeping worker drops its copy before it does anything else.
     fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.count.0.fetch_sub(1, Ordering::AcqRel);

@@ -35,7 +35,7 @@ fn predictions(seen: &[Stag], returned: &[Stag]) -> HashSet<u32> {
         all.insert(b.0.wrapping_add(b.0.wrapping_sub(a.0).wrapping_mul(n)));
         all.insert(b.0 ^ (a.0 ^ b.0).wrapping_mul(n));
     }
-    // The successor of an earlier occurrence of the latest STag, if there is one.
+    // The STag that followed an earlier occurrence of the latest STag, if any.
     all.extend(seen.windows(2).filter(|two| two[0] == *b).map(|two| two[1].0));
     all
 }

@@ -70,7 +70,7 @@ pub enum SrqFault {
 /// Outcome of taking a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeOutcome {
-    /// No receive is posted, or none for this QP, because earlier waiters need all of them.
+    /// No receive is posted, or earlier waiters need all posted receives.
     Nothing,
     /// A receive, which was copied to the caller's entry.
     Receive,
@@ -83,7 +83,7 @@ pub enum TakeOutcome {
 pub enum TakeMode {
     /// Takes any receive: the QP does not wait, so it need not queue.
     AtOnce,
-    /// Takes a receive unless earlier waiters need all of them.
+    /// Takes a receive unless earlier waiters need all posted receives.
     InTurn,
     /// Takes a receive for the QP that waits in this place, if [`Srq::ready`] has called it.
     Waited(WaiterPlace),
@@ -176,8 +176,8 @@ impl Srq {
         }
     }
 
-    /// Takes the next receive for a QP, if there is one for it. A waiting QP that gets a receive
-    /// gives up its place.
+    /// Takes the next receive for a QP, if the QP may have it. A waiting QP that gets a receive
+    /// leaves the queue.
     ///
     /// The cost does not depend on the number of QPs that use the queue, unless some wait.
     pub fn take(
@@ -210,8 +210,7 @@ impl Srq {
     ///
     /// Requests the doorbell for the QP's worker *before* the last check of the ring, so the client
     /// rings for a receive that this check misses ([`ReceiveProducer::waits`] has the fence
-    /// argument). Under the lock the workers act as one consumer: they find or miss the same
-    /// receives.
+    /// argument). Because of the lock, the workers act as one consumer and see the same receives.
     ///
     /// [`ReceiveProducer::waits`]: rnic_abi::shm::queue::ReceiveProducer::waits
     pub fn take_or_wait(
@@ -250,7 +249,7 @@ impl Srq {
         }
         match inner.consumer.peek() {
             Ok(0) => 0,
-            // The next QP that takes a receive finds the broken ring.
+            // Wake all waiters: the next QP that takes a receive detects the corrupted ring.
             Ok(_) | Err(_) => inner.waiters.workers(),
         }
     }

@@ -1,15 +1,15 @@
 //! The shares of QPs in the receives of an SRQ (RFC 5040 section 8.1.2, RFC 5041 section 8.3.2, RFC
 //! 5042 section 6.4.3.1).
 //!
-//! A peer that sends more than the others leaves them without receives, so the RNIC must detect a
-//! QP that takes more than its fair share. The measure is a sample of the last receives taken: as
-//! many as the queue has entries, but at least [`MIN_SAMPLE`] and at most [`MAX_SAMPLE`]. If `n`
-//! QPs use the queue, the fair share of each is 1/`n` of the sample. A QP is reported when it has
-//! taken more than twice that, with two exceptions: never for a quarter of the sample or less (with
-//! many mostly idle QPs, chance alone gives more than twice the share), and always for more than
-//! three quarters (with two QPs, twice the fair share is everything). The only active QP cannot be
-//! distinguished from a QP with a greedy peer. The event contains the counts, and the owner knows
-//! what to expect.
+//! A peer that sends more than the others can leave their QPs without receives, so the RNIC must
+//! detect a QP that takes more than its fair share. The measure is a sample of the last receives
+//! taken: as many as the queue has entries, but at least [`MIN_SAMPLE`] and at most [`MAX_SAMPLE`].
+//! If `n` QPs use the queue, the fair share of each is 1/`n` of the sample. A QP is reported when
+//! it has taken more than twice that, with two exceptions: never for a quarter of the sample or
+//! less (with many mostly idle QPs, chance alone gives more than twice the share), and always for
+//! more than three quarters (with two QPs, twice the fair share is everything). The only active QP
+//! cannot be distinguished from a QP with a greedy peer. The event contains the counts, because
+//! only the owner knows which traffic is normal.
 //!
 //! A reported QP is reported again only after it has dropped to its fair share, and each queue
 //! reports at most once per second: the peers control how often this happens, and must not be able
@@ -114,9 +114,9 @@ impl Shares {
     }
 }
 
-/// Minimum size of a sample. A smaller one has no significance.
+/// Minimum size of a sample. A smaller sample is not significant.
 const MIN_SAMPLE: u32 = 64;
-/// Maximum size of a sample. A larger one costs memory and adds no information.
+/// Maximum size of a sample. A larger sample costs memory and adds no information.
 const MAX_SAMPLE: u32 = 4096;
 /// Minimum time between two reports of a queue.
 const QUIET: Duration = Duration::from_secs(1);

@@ -20,8 +20,8 @@ pub struct StagChange {
 }
 
 impl StagChange {
-    /// Puts the window, if there is one, into its new state. Must be called after every worker has
-    /// applied the change, and before the requesting QP continues.
+    /// Puts the window, if any, into its new state. Must be called after every worker has applied
+    /// the change, and before the requesting QP continues.
     pub fn settle(&self) {
         let Some((window, stag)) = &self.window else { return };
         let to = self.install.as_ref().and_then(|entry| match &entry.kind {
@@ -37,7 +37,7 @@ impl StagChange {
         self.copier.as_ref()
     }
 
-    /// Returns the revoked STag, if there is one.
+    /// Returns the revoked STag, if any.
     pub fn revoked(&self) -> Option<Stag> {
         self.revoke
     }

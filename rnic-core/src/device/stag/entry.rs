@@ -10,7 +10,7 @@ use rnic_abi::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 /// A memory region, or a window bound to a region, as a worker sees it.
 #[derive(Clone)]
 pub struct StagEntry {
-    /// STag in requests of peers (rkey). For a region it is the lkey, too.
+    /// STag in requests of peers (rkey). For a region it is also the lkey.
     pub stag: Stag,
     /// Region or window.
     pub kind: StagKind,

@@ -1,8 +1,8 @@
 //! Hash function of a worker's STag tables.
 //!
-//! A client that registers often can choose among the STags it gets, and it chooses the key of a
-//! window freely. So it could collect STags with equal hashes, which would make every lookup slow.
-//! To prevent that, the hash depends on a secret of the table.
+//! A client can register until it gets suitable STags, and it chooses the key of a window. So it
+//! could collect STags with equal hashes and make every lookup slow. To prevent this, the hash
+//! depends on a secret of the table.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -36,8 +36,8 @@ impl BuildHasher for StagHash {
     }
 }
 
-/// One multiplication by a secret. Any two STags chosen without it agree in k bits of the product,
-/// counted from its middle, for at most two in 2^k secrets (Dietzfelbinger and others, 1997). The
+/// One multiplication by a secret. Two STags chosen without the secret have k equal bits in the
+/// middle of the product with a probability of at most 2/2^k (Dietzfelbinger et al., 1997). The
 /// table uses the low bits for its buckets, so `write_u32` rotates the middle bits there.
 pub(in crate::device) struct StagHasher {
     state: u64,
@@ -85,13 +85,13 @@ mod tests {
     #[test]
     fn hashes_fill_both_ends_of_a_word() {
         let secret = StagHash::new(0xBB67_AE85_84CA_A73B);
-        // STags that agree in all but some bits, as an attacker may collect them. The last set is
-        // one window with all its keys.
+        // STags that differ only in some bits, as an attacker may collect them. The last set is a
+        // window with all its keys.
         for (count, shift) in [(4096, 20), (4096, 17), (4096, 8), (256, 0)] {
             let hashes = hashes(&secret, (0..count).map(|n| 0x1234_5678 ^ n << shift));
             assert_eq!(hashes.iter().collect::<HashSet<_>>().len(), count as usize);
-            // The bits of a hash table's buckets, and those of its control bytes. Even in the worst
-            // case only a few of 4096 collected STags collide.
+            // The bits that select a bucket of the hash table, and the bits of its control bytes.
+            // Even in the worst case only a few of 4096 collected STags collide.
             let (buckets, least) = if count == 256 { (0xFF, 120) } else { (0xFFF, 500) };
             let low: HashSet<u64> = hashes.iter().map(|h| h & buckets).collect();
             let high: HashSet<u64> = hashes.iter().map(|h| h >> 57).collect();
