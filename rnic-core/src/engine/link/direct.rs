@@ -1,11 +1,11 @@
 //! The direct path: both ends are QPs of this engine, and a segment goes from memory to memory in
 //! one copy.
 //!
-//! The sender cuts the same DDP segments that it would send over TCP. It passes each to
+//! The sender cuts the same DDP segments that it would send over TCP. It passes each segment to
 //! [`Qp::segment_arrived`] in the form that the TCP path produces ([`incoming_of`]). Versions,
 //! queue numbers and MSNs of a sender in this engine are always correct and need no check. IRD,
-//! which it can exceed, is checked here. Everything that needs memory, buffers, completions, errors
-//! or Terminates is shared with the TCP path. Only MPA, TCP and two copies are left out.
+//! which it can exceed, is checked here. Code for memory, buffers, completions, errors and
+//! Terminates is shared with the TCP path. Only MPA, TCP and two copies are omitted.
 
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
@@ -77,10 +77,9 @@ impl Qp {
         self.hand_over(peer, engine, segment).then_some(segment.len)
     }
 
-    /// Cuts several segments of a long message as one, because one long copy is faster. This is
-    /// done only between shared memory, only while a turn is worth that much (no other user has
-    /// turns or waits for this CPU), and only for as many segments as the rest of this turn pays
-    /// for.
+    /// Cuts several segments of a long message as one, because one long copy is faster. This
+    /// requires shared memory at both ends and a long turn (no other user has turns or waits for
+    /// this CPU), and is limited to the segments that the rest of this turn pays for.
     #[inline]
     fn next_run(&self, engine: &EngineState) -> Option<Segment> {
         let message = self.requester.message()?;
@@ -99,9 +98,9 @@ impl Qp {
         })
     }
 
-    /// Hands a run of segments to the peer. Returns false if the peer does not take them as one.
-    /// They are then sent one by one, so that the segments before a fault arrive and the Terminate
-    /// encloses the right one.
+    /// Hands a run of segments to the peer. Returns false if the peer does not accept the run as a
+    /// whole. The segments are then sent one by one, so that the segments before a fault arrive and
+    /// the Terminate encloses the segment at fault.
     fn hand_over_run(&mut self, peer: &mut Qp, engine: &mut EngineState, run: Segment) -> bool {
         if peer.core.order.is_some() || peer.core.faults.is_some() {
             return false;
@@ -183,8 +182,8 @@ impl Qp {
         true
     }
 
-    /// Completes the waiting segment, which the peer refuses: over TCP it would already have been
-    /// sent.
+    /// Completes the waiting segment, which the peer refuses. Over TCP the segment would already
+    /// have been sent.
     fn segment_taken(&mut self, engine: &mut EngineState) {
         self.requester.bring_back();
         if self.requester.message().is_some_and(Message::is_untagged)
@@ -308,6 +307,6 @@ const RUN: u64 = 8;
 /// DDP and RDMAP version.
 //= DDP-4.1-10
 pub(super) const VERSION: u8 = 1;
-/// Segments after which finished requests complete. A turn has several times as many small
-/// requests, and a program on another CPU can post the next ones before it ends.
+/// Number of segments after which finished requests complete. A turn has several times as many
+/// small requests, so a program on another CPU can post more requests before the turn ends.
 pub(super) const RETIRE_EVERY: u32 = 64;

@@ -1,7 +1,8 @@
 //! Loopback of an RC or UC QP that is its own peer.
 //!
-//! Payload is copied twice, because the QP's own requests cannot be read while its own responder
-//! changes. Everything else is as between two QPs ([`direct`](super::direct)).
+//! Payload is copied twice, because the QP's requests cannot be read while its responder is
+//! borrowed mutably. Otherwise loopback works like the path between two QPs
+//! ([`direct`](super::direct)).
 
 use super::direct::{RETIRE_EVERY, SEGMENT, VERSION, incoming_of};
 use crate::device::memory::Payload;

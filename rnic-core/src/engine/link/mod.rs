@@ -5,8 +5,8 @@
 //! every outgoing FPDU passes [`Qp::fpdu_sent`](super::qp::Qp::fpdu_sent), every incoming one
 //! [`Qp::fpdu_received`](super::qp::Qp::fpdu_received), and every segment that passed the checks
 //! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived). Exceptions are notices, RTR Sends, and
-//! runs of short Writes (`short_writes`), which are counted once per run and carried out in the
-//! queue. An [`emulation`] delays what passes either link.
+//! runs of short Writes (`short_writes`), which are counted once per run and executed in the queue.
+//! An [`emulation`] delays the data of either link.
 
 mod direct;
 pub(super) mod emulation;
@@ -36,7 +36,7 @@ pub(super) enum Link {
 
 /// Action of a link in its QP's turn.
 pub(super) enum LinkTurn {
-    /// None: there is no link, or TCP accepts no more for now.
+    /// Do nothing: there is no link, or TCP accepts no more for now.
     Idle,
     /// Make a socket call.
     Transmit,
@@ -139,7 +139,7 @@ impl Link {
 
     // --- Incoming Sends ----------------------------------------------------------------------
 
-    /// Notes a placed Send segment. Returns the length of the message if it is complete.
+    /// Records a placed Send segment. Returns the length of the message if it is complete.
     #[inline]
     pub(super) fn send_placed(
         &mut self,
@@ -216,8 +216,8 @@ impl Link {
         }
     }
 
-    /// Closes the connection, if any. The other end of a direct one always gets a signal, since
-    /// this QP's key may be reused.
+    /// Closes the connection, if any. The other end of a direct connection always gets a signal,
+    /// because this QP's key may be reused.
     pub(super) fn close(&mut self, reset: bool, core: &QpCore, engine: &mut EngineState) {
         match std::mem::replace(self, Link::None) {
             Link::Direct(peer) if reset => engine.signal(peer, PeerSignal::Reset),

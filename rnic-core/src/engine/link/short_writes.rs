@@ -1,8 +1,8 @@
 //! Runs of short RDMA Writes on the direct path.
 //!
-//! Each Write gets the same treatment as in [`hand_over`](Qp::hand_over): the sender's and the
-//! receiver's STag are checked, the bytes are copied once, and the counters advance, once for the
-//! whole run. Any other Write, and any Write that fails, goes through `hand_over`.
+//! Each Write is handled as in [`hand_over`](Qp::hand_over): both STags are checked and the bytes
+//! are copied once. The counters advance once for the whole run. Any other Write, and any Write
+//! that fails, goes through `hand_over`.
 
 use super::direct::PAYLOAD;
 use crate::device::RecentStag;

@@ -6,7 +6,7 @@ use crate::engine::state::PeerSignal;
 /// A unit from the other QP.
 pub(in crate::engine) enum Arrival {
     Segment(Box<DelayedSegment>),
-    /// It has carried out all requests before this one.
+    /// The other QP has executed all requests before this one.
     Acknowledged(u64),
     Signal(PeerSignal),
 }
@@ -24,9 +24,10 @@ pub(in crate::engine) struct DelayedSegment {
 /// Acknowledgement that a receiver owes.
 #[derive(Default)]
 pub(in crate::engine) struct Acknowledgement {
-    /// All requests before this one are carried out.
+    /// All requests before this one have been executed.
     pub(super) due: Option<u64>,
-    /// So are those before this one once the segment that blocks the QP is in place.
+    /// Requests before this one will have been executed once the segment that blocks the QP is in
+    /// place.
     pub(super) blocked: Option<u64>,
 }
 
@@ -35,7 +36,7 @@ impl Acknowledgement {
         self.due.or(self.blocked).is_some()
     }
 
-    /// Notes that no segment blocks the QP.
+    /// Makes the blocked acknowledgement due: no segment blocks the QP any more.
     pub(super) fn unblock(&mut self) {
         self.due = self.blocked.take().or(self.due);
     }

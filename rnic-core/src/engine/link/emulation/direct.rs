@@ -2,8 +2,8 @@
 //!
 //! The sender copies each segment into the line of the receiver, and the receiver handles it in its
 //! own turn, as if it came over TCP: the payload is in a buffer, and a Send without a receive waits
-//! at the receiver. Signals of the sender keep their place behind its segments. A QP that is its
-//! own peer uses the same code.
+//! at the receiver. Signals of the sender stay ordered after its segments. A QP that is its own
+//! peer uses the same code.
 //!
 //! On RC, each delivered segment is acknowledged over the receiver's own link.
 
@@ -108,7 +108,7 @@ impl Qp {
         }
         let message = self.requester.message()?;
         let mut payload_at = header_len;
-        // Such a message has one segment.
+        // A message that is only a header has one segment.
         if let Some(header) = message.header() {
             ulpdu.extend(header.emit());
             payload_at = ulpdu.len();
@@ -163,8 +163,8 @@ impl Qp {
 
     // --- Arrivals ----------------------------------------------------------------------------
 
-    /// Puts a signal of the other QP behind its segments in flight. Returns the signal if there are
-    /// none, or if it does not concern them.
+    /// Queues a signal of the other QP after its segments in flight. Returns the signal if there
+    /// are none, or if it need not follow them.
     pub(in crate::engine) fn delay_signal(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
         let ends = match &signal {
             PeerSignal::Terminate(_) | PeerSignal::Reset | PeerSignal::Closed => true,

@@ -16,7 +16,7 @@ use rnic_abi::faults::FaultName;
 use rnic_abi::types::Time;
 
 impl Qp {
-    /// Sets the link of what this QP sends from now on.
+    /// Sets the emulated link for data that this QP sends from now on.
     pub(in crate::engine) fn set_link(
         &mut self,
         engine: &mut EngineState,
@@ -46,7 +46,7 @@ impl Qp {
         self.emulation.as_mut().map_or(now, |emulation| emulation.send(now, bytes, id))
     }
 
-    /// Notes that the QP has nothing more to send, so that its next bytes are ready when posted.
+    /// Ends the backlog: the QP has nothing more to send, so its next bytes are ready when posted.
     pub(in crate::engine) fn end_backlog(&mut self) {
         if let Some(emulation) = &mut self.emulation {
             emulation.resumes = None;
@@ -139,8 +139,7 @@ impl Qp {
         }
     }
 
-    /// Drops what has not arrived, because the stream has ended. Datagrams need no stream and are
-    /// sent.
+    /// Drops units in flight, because the stream has ended. Datagrams need no stream and are sent.
     pub(in crate::engine) fn drop_arrivals(&mut self, engine: &mut EngineState) {
         self.send_delayed_datagrams(engine);
         if let Some(emulation) = &mut self.emulation {

@@ -21,7 +21,7 @@ pub struct EmulatedLink {
     free_at: AtomicU64,
 }
 
-/// What happens to a packet.
+/// Fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Fate {
     Arrives,
@@ -73,7 +73,7 @@ impl EmulatedLink {
         usize::try_from(bits / 8).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Sends bytes that were ready at `ready`. Returns the time at which the last one has left.
+    /// Sends bytes that were ready at `ready`. Returns the time at which the last byte has left.
     pub(super) fn send(&self, ready: Time, bytes: usize) -> Time {
         let Some(rate) = self.shape.rate else { return ready };
         let takes = time_of(bytes, rate);

@@ -14,7 +14,8 @@ use rnic_abi::types::{QpId, SessionId, Time};
 /// State of a QP whose link is emulated, or whose peer's link on the direct path is.
 #[derive(Default)]
 pub(in crate::engine) struct Emulation {
-    /// Link of what the QP sends. `None` if only its peer has one, or until the lines are empty.
+    /// Link for data that the QP sends. `None` if only its peer has an emulated link, or if the
+    /// link was removed and the lines are not empty yet.
     pub(super) link: Option<Arc<EmulatedLink>>,
     /// Units sent, which select their jitter.
     pub(super) units: u64,
@@ -90,7 +91,7 @@ impl Emulation {
         session: SessionId,
         held: &Charges,
     ) -> bool {
-        // A QP has only one line that fills up.
+        // A QP uses only one line.
         let more = line.room() + 1;
         line.is_empty() || line.has_room() && held.may_hold(&self.charge, session, more)
     }

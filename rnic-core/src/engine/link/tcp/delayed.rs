@@ -1,6 +1,7 @@
 //! FPDUs over an emulated link: framed bytes enter a line, and go to the socket when they are due.
 //!
-//! Requests count bytes in the line as accepted. The FIN and the end of the stream wait for them.
+//! For requests, bytes in the line count as accepted by TCP. The FIN and the end of the stream wait
+//! for these bytes.
 
 use super::TcpLink;
 use crate::engine::link::emulation::delay_line::DelayLine;
@@ -9,8 +10,8 @@ use crate::engine::state::EngineState;
 use rnic_abi::types::Time;
 
 impl Qp {
-    /// Frames as much as the emulated link accepts now, and takes what is due out of the line for
-    /// the socket. Returns true if there may be more to do in the next turn.
+    /// Frames as much as the emulated link accepts now, and moves due bytes from the line to the
+    /// tail. Returns true if there may be more to do in the next turn.
     pub(super) fn fill_line(&mut self, engine: &mut EngineState, slab: &mut [u8]) -> bool {
         let now = engine.now;
         let Some(tcp) = self.link.tcp_mut() else { return false };
@@ -35,7 +36,7 @@ impl Qp {
         if !more {
             self.end_backlog();
         }
-        // Bytes of a late turn may be due at once, behind those that the tail already holds.
+        // In a late turn, new bytes may be due at once, after the bytes in the tail.
         more || self.link.tcp().is_some_and(|tcp| tcp.line.next().is_some_and(|at| at <= now))
     }
 }
@@ -58,8 +59,8 @@ impl TcpLink {
         }
     }
 
-    /// Takes the bytes in flight, for a connection that closes. Returns no bytes if TCP has yet to
-    /// accept earlier ones.
+    /// Takes the bytes in flight, for a connection that closes. Returns no bytes if TCP has not
+    /// accepted all earlier bytes.
     pub(super) fn take_line(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if self.tail().is_empty() {

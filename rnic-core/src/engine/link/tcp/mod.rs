@@ -44,7 +44,7 @@ pub(in crate::engine) struct TcpLink {
     markers_out: bool,
     emss: usize,
     mulpdu: usize,
-    /// Bytes of FPDUs framed, and of those accepted by TCP.
+    /// Number of framed bytes, and of bytes accepted by TCP.
     framed: u64,
     accepted: u64,
     /// Bytes that TCP did not accept, from `tail_at` on.
@@ -52,7 +52,7 @@ pub(in crate::engine) struct TcpLink {
     tail_at: usize,
     /// Bytes in flight on an emulated link, after the tail.
     line: DelayLine<Box<[u8]>>,
-    /// Number of bytes framed when the last ones entered the line.
+    /// Value of `framed` when bytes last entered the line.
     entered: u64,
     /// Charge of the session for the tail.
     charge: StreamCharge,
@@ -143,17 +143,17 @@ impl TcpLink {
     }
 
     /// Returns true if nothing can be sent now: a blocked connection waits until its socket is
-    /// writable, a broken one until all received bytes are read.
+    /// writable, a broken connection until all received bytes are read.
     pub(in crate::engine) fn awaits_socket(&self) -> bool {
         self.blocked || self.broken.is_some()
     }
 
-    /// Notes that the socket is writable. Returns true if it was blocked.
+    /// Handles a writable socket. Returns true if it was blocked.
     pub(in crate::engine) fn handle_writable(&mut self) -> bool {
         std::mem::take(&mut self.blocked)
     }
 
-    /// Notes a placed Send segment; see [`Inbound::sent_placed`].
+    /// Records a placed Send segment; see [`Inbound::sent_placed`].
     #[inline]
     pub(in crate::engine) fn send_placed(
         &mut self,
@@ -225,7 +225,7 @@ impl TcpLink {
         &self.tail[self.tail_at..]
     }
 
-    /// Notes that TCP accepted `sent` new bytes, and keeps `rest` as the tail.
+    /// Records that TCP accepted `sent` new bytes, and keeps `rest` as the tail.
     fn on_accepted(&mut self, sent: usize, rest: &[u8]) {
         self.accepted += sent as u64;
         self.blocked = !rest.is_empty();
@@ -237,12 +237,12 @@ impl TcpLink {
         }
     }
 
-    /// Notes that TCP took fewer bytes than offered, but no FPDU in part.
+    /// Records that TCP accepted fewer bytes than offered, but split no FPDU.
     fn on_refused(&mut self) {
         self.blocked = true;
     }
 
-    /// Notes that TCP accepted `sent` bytes of the tail.
+    /// Records that TCP accepted `sent` bytes of the tail.
     fn on_tail_accepted(&mut self, sent: usize) {
         self.accepted += sent as u64;
         self.tail_at += sent;

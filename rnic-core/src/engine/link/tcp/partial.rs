@@ -83,7 +83,7 @@ impl Partial {
 /// The buffers of incomplete FPDUs of one engine.
 pub(in crate::engine) struct PartialBuffers {
     stall: Duration,
-    /// Free full-size buffers, and the number of those in use.
+    /// Free full-size buffers, and the number of full-size buffers in use.
     free: Vec<Vec<u8>>,
     lent: usize,
     charges: Charges,

@@ -46,8 +46,8 @@ impl Qp {
         }
         self.core.turn.charge(CALL_COST);
         let (limit, may_leave) = self.read_limit(engine);
-        // If the stream must stop, the bytes just read are kept. A QP that may block therefore
-        // reads at most the rest of one FPDU, or as many bytes as the longest FPDU has.
+        // A QP that blocks must keep the bytes that it has read. So a QP that may block reads at
+        // most the rest of the current FPDU, or the length of the longest FPDU.
         let may_block = self.responder.may_block();
         let (narrow, slab_len) =
             if may_block { (true, limit.min(MAX_FPDU)) } else { (false, limit) };
@@ -115,8 +115,8 @@ impl Qp {
         Owner { key: self.core.key, session: self.core.session }
     }
 
-    /// Handles complete FPDUs, first that of the partial buffer and then those in `bytes`, until
-    /// the turn ends, or all of them if `at_any_cost`. Returns how many of `bytes` are consumed.
+    /// Handles complete FPDUs, first from the partial buffer and then from `bytes`, until the turn
+    /// ends, or all of them if `at_any_cost`. Returns the number of bytes consumed from `bytes`.
     pub(super) fn consume(
         &mut self,
         engine: &mut EngineState,
@@ -263,8 +263,8 @@ impl Qp {
         if self.responder.keep_in_backlog(ulpdu) {
             return;
         }
-        // Requests after the refused one are dropped, but parsed, because later responses must
-        // still be understood.
+        // Requests after the refused request are parsed and dropped, because later responses must
+        // still be handled.
         let drops = self.is_refusing() && !is_about_own_requests(ulpdu);
         let ird_available = self.requester.ird_available();
         let Some(tcp) = self.link.tcp_mut() else { return };

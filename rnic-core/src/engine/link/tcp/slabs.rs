@@ -1,4 +1,4 @@
-//! Slabs for receiving, and unread bytes that a QP keeps in one.
+//! Receive slabs, and unread bytes that a QP keeps in a slab.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Sending without a copy. With neither CRCs nor Markers no computation reads the payload, so TCP
+//! Sends without a copy. Without CRCs and Markers the daemon need not read the payload, so TCP
 //! takes it from the application's memory.
 //!
 //! One call to the socket takes the FPDUs that [`transmit`](super::transmit) has already framed,
@@ -147,7 +147,7 @@ impl Qp {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {
                 return Err(ZeroCopyError::Interrupted);
             }
-            // The kernel found a page gone before it took any byte.
+            // The kernel found an unmapped page before it took any byte.
             Err(_) if gone().is_some() => 0,
             Err(e) => return Err(ZeroCopyError::Socket(e)),
         };
@@ -190,7 +190,7 @@ impl Qp {
                 self.requester.gather_ahead(&mut message, segment.len, core, stags, &mut memory);
             let done = match gathered {
                 Ok(done) => done,
-                // The FPDUs before it can be sent. The next call finds the fault again.
+                // The FPDUs before the fault can be sent. The next call finds the fault again.
                 Err(_) if !fpdus.is_empty() => return Ok(()),
                 Err(fault) => return Err(fault),
             };
