@@ -18,7 +18,7 @@ pub(in crate::engine) struct Acknowledgements {
     pub covered: ArrayVec<u64, { MAX_ACK_REQUESTS as usize }>,
     /// Requests sent since the last acknowledgement request.
     pub uncovered: u32,
-    /// The program waits for one of them, or the delay is over.
+    /// The program waits for an uncovered request, or the delay is over.
     pub awaited: bool,
     /// MSN of the peer's Send that waits for a receive on this side: the current one, and the one
     /// in the last notice.
@@ -54,7 +54,8 @@ impl Acknowledgements {
     /// to send.
     pub(super) fn are_due(&self, idle: bool) -> bool {
         let many = self.uncovered >= self.every && !self.covered.is_full();
-        // While one is under way, more requests may be posted, which the next one then covers too.
+        // While an acknowledgement request is in flight, more requests may be posted, which the
+        // next one can cover.
         let last = idle && self.uncovered > 0 && self.awaited && self.covered.is_empty();
         self.over_tcp && (many || last)
     }
@@ -74,8 +75,9 @@ impl Acknowledgements {
     }
 }
 
-/// Maximum number of acknowledgement requests under way. With two, a full queue has one at its
-/// middle and one at its end, so that the acknowledged half fills up while the other is under way.
+/// Maximum number of acknowledgement requests in flight. With two, a full queue has one at its
+/// middle and one at its end, so the program can refill the acknowledged half while the other half
+/// is in flight.
 pub const MAX_ACK_REQUESTS: u16 = 2;
 
 /// Maximum of [`Acknowledgements::every`], so that completions keep coming if a deep queue never

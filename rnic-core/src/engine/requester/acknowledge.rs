@@ -1,10 +1,11 @@
-//! Acknowledgement of requests. On an RC QP a request is done when the peer has acknowledged it.
+//! Acknowledgement of requests. On an RC QP a request completes when the peer has acknowledged it.
 //!
 //! Over TCP the requester sends a zero-length Read after the requests. Its response shows that the
-//! peer has carried out everything before it. At most two are under way ([`MAX_ACK_REQUESTS`]), and
-//! each counts as one of the peer's inbound Reads. The response to any other request also
-//! acknowledges. For unsignaled requests the acknowledgement request is delayed a little, or shared
-//! with others. On the direct path both ends are visible, and no acknowledgement request is needed.
+//! peer has executed everything before it. At most two are in flight ([`MAX_ACK_REQUESTS`]), and
+//! each counts against the peer's IRD. The response to any other request also acknowledges all
+//! requests before it. For unsignaled requests the acknowledgement request is briefly delayed, so
+//! that several requests can share it. On the direct path the engine sees both ends, so no
+//! acknowledgement request is needed.
 //!
 //! [`MAX_ACK_REQUESTS`]: super::ack_request::MAX_ACK_REQUESTS
 
@@ -95,7 +96,7 @@ impl Requester {
         }
     }
 
-    /// Puts aside the message for which the other end of the direct path has no receive.
+    /// Sets the message aside: the other end of the direct path has no receive for it.
     pub(in crate::engine) fn put_aside(&mut self) {
         if self.acks.is_some() {
             self.aside = self.message.take();
@@ -130,7 +131,7 @@ impl Requester {
         self.begin_notice_of(refused.map(Notice::RefusesWrite))
     }
 
-    /// Notes the number of the Write that the peer is going to refuse.
+    /// Records the number of the Write that the peer's next Terminate refuses.
     pub(in crate::engine) fn write_refused(&mut self, number: u32) {
         self.in_flight.refuse_write(number);
     }
@@ -240,8 +241,8 @@ impl Requester {
         self.message = Some(Message { head, source, total, sent: 0, seq: None });
     }
 
-    /// Notes a request that was sent and awaits its acknowledgement. If it is signaled, the program
-    /// awaits the acknowledgement too.
+    /// Counts a request that was sent and awaits its acknowledgement. If it is signaled, the
+    /// program waits for the acknowledgement too.
     #[inline]
     pub(super) fn sent_unacknowledged(&mut self, signaled: bool) {
         if let Some(acks) = &mut self.acks {
@@ -273,8 +274,8 @@ impl Requester {
         self.in_flight.oldest_send()
     }
 
-    /// Returns the oldest request in flight, or else takes the oldest posted one. Returns `None`
-    /// without a request, or without a CQ slot for its completion.
+    /// Returns the oldest request in flight, or else takes the oldest posted request. Returns
+    /// `None` without a request, or without a CQ slot for its completion.
     pub(in crate::engine) fn take_oldest(
         &mut self,
         core: &mut QpCore,
@@ -311,7 +312,7 @@ impl Requester {
         }
     }
 
-    /// Notes the MSN by which the peer may blame the request in progress.
+    /// Records the MSN of the request in progress, which identifies it in a Terminate of the peer.
     #[inline]
     pub(super) fn mark_send(&mut self, seq: u64, msn: Msn) {
         if self.acks.is_some()
@@ -321,7 +322,7 @@ impl Requester {
         }
     }
 
-    /// Notes the target by which the peer may blame the Write in progress.
+    /// Records the target of the Write in progress, which identifies it in a Terminate of the peer.
     #[inline]
     pub(super) fn mark_write(&mut self, seq: u64, stag: Stag, to: u64, len: u32) {
         if self.acks.is_some() {

@@ -1,6 +1,5 @@
-//! Completions of requests in posting order, and the flush of requests that can no longer be
-//! carried out. Signaled requests have a reserved CQ slot. An unsignaled request that fails waits
-//! for one.
+//! Completes requests in posting order, and flushes requests that can no longer be executed.
+//! Signaled requests have a reserved CQ slot. An unsignaled request that fails waits for one.
 
 use arrayvec::ArrayVec;
 

@@ -1,7 +1,7 @@
 //! Requests of the peer that await a response of this side, at most IRD of them (RFC 5040 section
 //! 6.1, RFC 7306 section 5.1; siw's IRQ).
 //!
-//! An atomic operation is carried out when its response is due, after the Reads before it.
+//! An atomic operation is executed when its response is due, after all earlier Reads.
 
 use super::inbound_request::{AtomicError, Executing, InboundRequest};
 use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
@@ -40,8 +40,8 @@ impl Requester {
         self.inbound.push_back(request);
     }
 
-    /// Delays the responses to all requests that have not begun. `early` are bytes of the source of
-    /// one of them.
+    /// Delays the responses that have not begun. `early` are bytes read early for one of these
+    /// responses.
     pub(in crate::engine) fn hold_responses(&mut self, early: Option<EarlyBytes>) {
         self.responses_held = true;
         self.early = early.map(Box::new);

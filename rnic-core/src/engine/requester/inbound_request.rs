@@ -15,7 +15,7 @@ pub(in crate::engine) enum InboundRequest {
 /// An atomic operation that a copier carries out, or whose result is written later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Executing {
-    /// Number of the copy, if there is one.
+    /// Number of the copy job, if any.
     pub job: u64,
     /// Session that owns the memory.
     pub owner: SessionId,

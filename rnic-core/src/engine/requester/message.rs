@@ -72,15 +72,15 @@ impl HeaderMessage {
     }
 }
 
-/// A message being sent. One is made for every request, so it must stay small.
+/// A message being sent. Each request needs one, so it must stay small.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct Message {
     pub head: HeaderTemplate,
     pub source: MessageSource,
     pub total: u32,
     pub sent: u32,
-    /// Its request in flight. `None` for responses, for messages of the stream itself, and for
-    /// requests that complete with a response.
+    /// Sequence number of its request in flight. `None` for responses, for messages of the stream
+    /// itself, and for requests that complete with a response.
     pub seq: Option<u64>,
 }
 
@@ -258,7 +258,7 @@ impl Message {
         }
     }
 
-    /// Returns the header if the message consists only of one.
+    /// Returns the header if the message consists only of a header.
     pub(in crate::engine) fn header(&self) -> Option<&HeaderMessage> {
         match &self.source {
             MessageSource::Header(header) => Some(header),
@@ -266,7 +266,7 @@ impl Message {
         }
     }
 
-    /// Notes that the next `len` bytes have been sent. Returns true if the message is complete.
+    /// Advances by `len` bytes, which have been sent. Returns true if the message is complete.
     /// `list` is as in [`Message::gather`].
     pub(in crate::engine) fn advance(&mut self, len: u32, list: &[Sge]) -> bool {
         self.sent += len;

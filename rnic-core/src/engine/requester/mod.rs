@@ -76,7 +76,7 @@ pub(super) struct Requester {
     responses_held: bool,
     /// Bytes of the source of a Read that were read before its response is due.
     early: Option<Box<EarlyBytes>>,
-    /// The request before those in `inbound`: an atomic operation that takes time.
+    /// The request before those in `inbound`: an atomic operation in progress.
     executing: Option<Executing>,
     /// Requests that await a response of the peer, oldest first.
     outbound: VecDeque<OutboundRequest>,
@@ -179,7 +179,7 @@ impl Requester {
         (self.ird, self.ord)
     }
 
-    /// Makes posting ring this worker's doorbell.
+    /// Makes the client ring this worker's doorbell when it posts.
     pub(super) fn set_worker(&self, worker: u32) {
         self.sq.queue().set_worker(worker);
     }
@@ -339,9 +339,9 @@ impl Requester {
         self.in_flight.get_mut(seq).map(|request| request.wr_id)
     }
 
-    /// Fails a request of which nothing was sent. With acknowledgements, it fails once all requests
-    /// before it are done (IBTA specification, volume 1, section 10.10.2.2), so that the first
-    /// failure that an application sees is the cause of all others.
+    /// Fails a request that has not been sent, even in part. With acknowledgements, it fails once
+    /// all requests before it are done (IBTA specification, volume 1, section 10.10.2.2), so that
+    /// the first failure that an application sees is the cause of all others.
     ///
     /// # Errors
     ///

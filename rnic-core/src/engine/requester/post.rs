@@ -102,8 +102,8 @@ impl Requester {
         Ok(false)
     }
 
-    /// Takes requests until one becomes a message. Returns false if none does or if the turn ends
-    /// first. A message is charged when it is sent.
+    /// Takes requests until one produces a message. Returns false if no request does, or if the
+    /// turn ends first. A message is charged when it is sent.
     fn next_request(
         &mut self,
         core: &mut QpCore,
@@ -290,7 +290,7 @@ impl Requester {
         }
     }
 
-    /// Begins the message of a request, if it needs one. The message is made in place, because
+    /// Begins the message of a request, if it needs one. The message is built in place, because
     /// moving it took a tenth of the time of a small Write.
     fn begin_message(
         &mut self,

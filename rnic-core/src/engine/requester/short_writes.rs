@@ -1,11 +1,10 @@
-//! Runs of RDMA Writes on the direct path that are carried out in the queue.
+//! Executes runs of short RDMA Writes on the direct path straight from the queue.
 //!
-//! A request is usually written three times before its completion: as a message, as a segment and
-//! as an entry in flight. For a Write of few bytes this takes several times as long as the Write
-//! itself. Here the Write is read from the queue, carried out and completed directly. This applies
-//! only to the plainest Writes, and only while no request precedes them. Every other request, and
-//! every fault, is left to [`next_message`](Requester::next_message), which reads the same entry
-//! again.
+//! A request usually passes through three representations: message, segment and entry in flight.
+//! For a short Write this takes several times as long as the Write itself. Here the Write is read
+//! from the queue, executed and completed directly. This applies only to the simplest Writes, and
+//! only while no request precedes them. All other requests and all faults are left to
+//! [`next_message`](Requester::next_message), which reads the entry again.
 
 use arrayvec::ArrayVec;
 
@@ -156,5 +155,5 @@ impl Requester {
     }
 }
 
-/// Maximum length of a short Write in bytes. For longer ones the overhead does not matter.
+/// Maximum length of a short Write in bytes. For longer Writes the overhead does not matter.
 pub(in crate::engine) const SHORT: u32 = 16 * 1024;

@@ -54,7 +54,7 @@ impl Requester {
         let WindowParams { address, length, lkey, access } = WindowParams::from_params(h.params);
         let request = BindRequest { window, new, address, length, lkey, access };
         let refused = |fault| Reason::Bind { fault, window, address, length };
-        // A zero-length bind unbinds, whatever region it refers to.
+        // A zero-length bind unbinds, regardless of its region.
         let region = engine.stags.get(Stag(lkey)).filter(|e| e.session == core.session);
         if core.transport.restricts_stags()
             && length > 0
@@ -67,7 +67,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Completes a request, or makes it wait until every worker has carried out `change`.
+    /// Completes a request, or makes it wait until every worker has applied `change`.
     fn change_stags(
         &mut self,
         change: Option<StagChange>,
@@ -116,8 +116,8 @@ impl Requester {
         waits
     }
 
-    /// Completes the request at the head of the list after every worker has carried out its change.
-    /// Returns true if there was one.
+    /// Completes the request at the head of the list, whose change every worker has applied.
+    /// Returns false if the list is empty.
     pub(in crate::engine) fn stags_changed(
         &mut self,
         core: &QpCore,

@@ -1,9 +1,8 @@
 //! Detects runs of long placements that exceed the caches.
 //!
-//! A copy through the caches is the fastest one if its sink is cached, and the slowest if not.
-//! Whether it is depends on how many bytes were written since the sink was last used, which a
-//! single message does not reveal. A stream of long messages, however, goes through a buffer from
-//! beginning to end, again and again.
+//! A copy through the caches is fastest if its sink is cached, and slowest if not. That depends on
+//! the number of bytes written since the sink was last used, which a single message does not show.
+//! A stream of long messages, however, usually fills a buffer from beginning to end repeatedly.
 
 use crate::device::memory::Target;
 use rnic_abi::types::Stag;
@@ -51,7 +50,8 @@ impl LongRun {
     }
 }
 
-/// Minimum length in bytes of a piece that counts. For shorter ones the copy is not the main cost.
+/// Minimum length in bytes of a piece that counts. For shorter pieces the copy is not the main
+/// cost.
 const LONG: u64 = 32 * 1024;
 /// Bytes of a run that may still be cached. With 8 MiB at each end, copies through the caches were
 /// 1.1 times as fast as those past them, with 16 MiB 0.75 times, with 32 MiB 0.55 times (AMD EPYC,

@@ -25,7 +25,8 @@ use rnr_wait::WaitingSend;
 use super::transport::MissingReceive;
 use crate::device::Srq;
 
-/// Messages in progress that were dropped in part, so that the rest is dropped too.
+/// Messages in progress whose remaining segments are dropped, because earlier segments were
+/// dropped.
 #[derive(Clone, Copy, Debug, Default)]
 struct Dropping {
     send: bool,
@@ -41,14 +42,14 @@ pub(super) struct Responder {
     missing: MissingReceive,
     /// Bytes of the RDMA Write placed last, or of its part that has arrived.
     written: u64,
-    /// That Write is not complete.
+    /// The RDMA Write placed last is not complete.
     writing: bool,
     /// RDMA Writes that have been placed in full since the stream began, modulo 2^32.
     writes: u32,
     /// Runs of long Writes, and of long Read Responses.
     pub long_writes: LongRun,
     pub long_reads: LongRun,
-    /// Parts of that Write, or of the Send in progress, were dropped, so the rest is dropped too.
+    /// The Write placed last or the Send in progress was dropped in part.
     dropping: Dropping,
     /// The Send that blocks the incoming direction while it waits for a receive.
     held: Option<Box<WaitingSend>>,
@@ -60,7 +61,7 @@ pub(super) struct Responder {
     unread: Vec<u8>,
     /// A copier has written for this QP, which from then on reads little at a time.
     has_copied: bool,
-    /// The owner was warned that the response to a Read is behind a message that waits for a
+    /// The owner was warned that the response to a Read is queued after a message that waits for a
     /// receive.
     warned_of_read: bool,
     /// The owner was notified that the QP takes no more receives.
@@ -89,7 +90,7 @@ impl Responder {
         }
     }
 
-    /// Makes posting ring this worker's doorbell.
+    /// Makes the client ring this worker's doorbell when it posts.
     pub(super) fn set_worker(&self, worker: u32) {
         if let Receives::Own(rq) = &self.receives {
             rq.queue().set_worker(worker);

@@ -11,7 +11,7 @@ use crate::ddp::{Header, qn};
 use crate::engine::rnr_notice::Notice;
 use crate::rdmap::{Control, Opcode};
 
-/// Bytes of ULPDUs that are kept before the stream is blocked. The last one may exceed the limit.
+/// Bytes of ULPDUs that are kept before the stream is blocked. The last ULPDU may exceed the limit.
 const ROOM: usize = 32 * 1024;
 /// Minimum number of bytes that a ULPDU counts for, because its list entry takes memory too.
 const MIN_COST: usize = 64;

@@ -15,7 +15,7 @@ impl Responder {
         }
     }
 
-    /// Drops a segment, and with it the rest of its message. Returns true if it was the last one.
+    /// Drops a segment and the rest of its message. Returns true if it is the last segment.
     pub(in crate::engine) fn drop_segment(&mut self, segment: &Incoming) -> bool {
         match *segment {
             Incoming::Send { kind, .. } if kind.immediate.is_some() => {

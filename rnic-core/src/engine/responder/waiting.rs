@@ -17,9 +17,9 @@
 //! responses until it is woken. Its signals are deferred if TCP would deliver them after the
 //! segment that is being written ([`Responder::defer`]).
 //!
-//! The other direction continues. On an iWARP QP a Read Response is behind the waiting message, so
-//! an application that posts its next receive only after a Read completes deadlocks. The engine
-//! logs one warning.
+//! The other direction continues. On an iWARP QP a Read Response is queued after the waiting
+//! message, so an application that posts its next receive only after a Read completes deadlocks.
+//! The engine logs one warning.
 //!
 //! The wait ends in one of three ways: the receive is posted or the copy is done, the deadline
 //! passes, or the stream ends ([`Responder::release`], [`Responder::copied`]). Only the result of a
@@ -205,7 +205,7 @@ impl Responder {
         self.unread = Vec::new();
     }
 
-    /// Takes the awaited receive if there is one by now. Returns `None` if no Send waits.
+    /// Takes the awaited receive if it has been posted. Returns `None` if no Send waits.
     pub(in crate::engine) fn take_awaited(
         &mut self,
         core: &QpCore,
