@@ -36,7 +36,7 @@ fn crcs_are_checked_if_either_end_wants_them() {
         for (ours, theirs) in BOTH {
             let what = format!("initiator {initiator}, C {ours} {theirs}");
             let on = ours || theirs;
-            // Good FPDUs before one with a wrong CRC.
+            // Good FPDUs before an FPDU with a wrong CRC.
             for good_ones in [0, 1, 100] {
                 let (mut w, mut raw) = World::against_raw(
                     initiator,
@@ -158,7 +158,7 @@ fn segments_have_the_negotiated_version() {
             assert_eq!(segments, [4, 1][pipe]);
         }
     }
-    // DV and RV must be those of start-up.
+    // DV and RV must be those negotiated at start-up.
     for (byte, code) in [(0, "1/2/06"), (1, "0/2/05")] {
         let (mut w, mut raw) = World::raw();
         w.recv(A, 1, &[]);

@@ -406,8 +406,8 @@ fn a_qp_sends_to_itself() {
     }
 }
 
-/// A link that loses, duplicates and reorders packets: datagrams arrive complete, and each missing
-/// one was lost by the link.
+/// A link loses, duplicates and reorders packets. Datagrams arrive complete, and the link has
+/// dropped every missing datagram.
 #[test]
 fn a_lossy_link_delivers_whole_datagrams() {
     for seed in 1..=20 {
@@ -467,7 +467,8 @@ fn forged(w: &World, from: IpAddr, qp: usize, q_key: u32) -> (SocketAddr, Socket
     (from, to, packet)
 }
 
-/// A host sends no packets to itself, so a packet with its own address as source is forged.
+/// A packet with the host's own address as source is forged, because a host sends no packets to
+/// itself.
 #[test]
 fn a_packet_from_an_own_address_is_dropped() {
     let mut w = pair(true);

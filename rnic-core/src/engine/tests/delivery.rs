@@ -155,7 +155,8 @@ fn read_of(from: &Mr, size: u32) -> ReadRequest {
 //= RDMAP-5.2.1-8
 //= RDMAP-5.2.2-6
 //= RDMAP-5.5-20
-/// Requests for different regions, some empty, some posted while others are answered.
+/// The requests are for different regions. Some have length 0, some are posted while others are
+/// answered.
 #[test]
 fn reads_are_answered_in_request_order() {
     let (mut w, mut raw) = World::raw();

@@ -39,7 +39,7 @@ fn established() -> Vec<String> {
 /// Returns two RC or UC QPs with links of this shape.
 fn roce(wiring: Wiring, shape: &LinkShape, unreliable: bool) -> World {
     let mut w = unlinked_of(wiring, QpShape { unreliable, ..QpShape::default() }, 128);
-    // The link stays with the QP when it gets its stream.
+    // The QP keeps its emulated link when it gets its stream.
     for end in [A, B] {
         w.set_link(end, *shape);
     }
@@ -316,7 +316,7 @@ fn a_stalled_link_resumes() {
         w.post(A, &[Wr::send(3, &[])]);
         w.set_link(A, LinkShape { stall: true, ..LinkShape::default() });
         w.post(A, &[Wr::send(4, &[])]);
-        // What was under way arrives.
+        // Data in flight arrive.
         w.advance(Duration::from_secs(100));
         assert_eq!(w.completions(B), ["1 Receive"], "{wiring:?}");
         assert_eq!(w.completions(A), ["3 Send"]);
@@ -361,7 +361,7 @@ fn bytes_in_flight_are_bounded() {
         let b = w.any_mr(B, 500_000);
         w.post(A, &(0..20).map(|n| Wr::write(n, &[a.all()], &b, 0)).collect::<Vec<_>>());
         let mut found = w.completions(A).len();
-        // One unit may exceed the window. TCP also moves due bytes to a buffer of their own.
+        // A unit may exceed the window. TCP also moves due bytes to a separate buffer.
         let most = WINDOW + 256 * 1024;
         assert!((WINDOW..most).contains(&charged(&w)), "{wiring:?}: {}", charged(&w));
         assert_eq!(found, 2, "{wiring:?}");

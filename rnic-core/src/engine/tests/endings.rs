@@ -149,7 +149,7 @@ fn every_rtr_kind() {
 #[test]
 fn a_send_is_absorbed_only_as_the_rtr() {
     let p2p = |rtr| Wiring::tcp().with(|o| o.rtr = rtr).a;
-    // Negotiated and first: needs no receive. The next Send needs one.
+    // The negotiated RTR Send comes first and needs no receive. The next Send needs a receive.
     let (mut w, mut raw) = World::against_raw(false, p2p(RtrKinds::SEND), p2p(RtrKinds::SEND));
     raw.send(&mut w, 1, b"");
     assert_eq!(w.events(A), ["established 4/4"]);
@@ -363,7 +363,7 @@ fn the_peer_of_a_gone_qp_reaches_no_other() {
     }
 }
 
-/// When a FIN that waits for a copy is processed, the QP that sent it may already be gone.
+/// The QP that sent a FIN may be destroyed before the FIN, which waits for a copy, is processed.
 #[test]
 fn a_late_fin_reaches_no_other_qp() {
     for answered in [false, true] {

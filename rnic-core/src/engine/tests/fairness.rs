@@ -1,5 +1,5 @@
-//! No user gets more than its share of a worker: attempts of clients and peers to get more, and
-//! the service that another user's QPs get during them.
+//! No user gets more than its share of a worker. Clients and peers try to get more while another
+//! user's QPs are measured.
 
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr};
@@ -295,7 +295,7 @@ fn raw_of(w: &mut World, user: UserId) -> (usize, Raw) {
 
 #[test]
 fn receiving_small_segments_takes_turns() {
-    // With few such streams, and with more than may keep the data they have read.
+    // Few such streams, and more streams than may keep the data that they have read.
     for streams in [1, 12] {
         let mut w = World::new(&[1]);
         let [busy, other] = pair_of(&mut w, MINE, QpShape::default());
@@ -474,7 +474,7 @@ fn qps_of_a_session_end_in_steps() {
         assert!(before - w.engines[0].qp_count() <= 8);
         before = w.engines[0].qp_count();
         steps += 1;
-        // Other users get turns, and its own QPs none.
+        // Other users get turns, and the user's QPs get none.
         let bell = w.qps[qps[99]].doorbell;
         w.ring(app, 0, bell);
         w.push(busy, &[zero_length(&to)]);

@@ -8,7 +8,7 @@ use rnic_abi::types::{QpId, Time};
 /// Where a stream of bytes is cut into calls.
 #[derive(Clone, Debug)]
 pub(super) enum Cuts {
-    /// Never: each call gets all bytes.
+    /// No cuts: each call gets all bytes.
     None,
     /// After this many bytes.
     Every(usize),
@@ -184,7 +184,7 @@ impl Pipe {
     }
 }
 
-/// A connection: two ends, and one direction from each.
+/// A connection with two ends, each of which sends in one direction.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub ends: [End; 2],

@@ -104,7 +104,7 @@ fn requests_after_a_waiting_send_stay_in_order() {
             w.kind = kind;
             let b = w.any_mr(B, 64);
             let bytes = a.pattern(9);
-            // All in one call, before the peer is notified that a Send waits.
+            // Post all requests in one call, before the peer learns that a Send waits.
             w.post(
                 A,
                 &[

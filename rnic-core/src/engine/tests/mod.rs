@@ -4,8 +4,8 @@
 //! `world` simulates the machine around the engines (clients with their rings, workers, sockets),
 //! `link` a TCP connection that can cut, delay, block and reset, `raw` a scripted peer, and
 //! `requests` builds work requests. `captures` replays recorded traffic of another implementation.
-//! The other files contain scenarios, one subject each. They read as transcripts of requests and
-//! their results.
+//! The other files contain scenarios, each about one subject, written as transcripts of requests
+//! and their results.
 
 mod administration;
 mod agreed;

@@ -1,4 +1,4 @@
-//! Data that an order rule holds, and everything that makes it visible.
+//! Data that an order rule holds, and all events that make it visible.
 
 use super::order_litmus::{HOLD, connected, rule, set_order, worst};
 use super::rc;
@@ -11,7 +11,7 @@ use rnic_abi::faults::order::OrderModel::{self, Iwarp, Rc, RcRelaxed};
 use rnic_abi::faults::order::{MAX_HOLD, Order, OrderRule};
 use rnic_abi::types::{Access, WindowKind};
 
-/// Connects two QPs and lets B hold a Write of A to `region`.
+/// Connects two QPs. B holds a Write of A to `region`.
 fn holding(wiring: Wiring, model: OrderModel, region: impl Fn(&mut World) -> Mr) -> (World, Mr) {
     let mut w = connected(wiring, model);
     let region = region(&mut w);

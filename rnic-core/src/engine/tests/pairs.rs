@@ -184,7 +184,7 @@ impl Incoming {
             }
             Kind::Immediate => {
                 w.recv(A, u64::from(number), &[]);
-                // The length of a partially arrived Write, if there is one, is printed in between.
+                // The length of a partially arrived Write, if any, is printed in between.
                 told = Some((format!("{number} Receive"), " immediate 0x102030405060708"));
                 left = [0; 8];
                 [

@@ -113,7 +113,7 @@ fn write_segments_may_come_in_any_order() {
     let (mut w, mut raw) = World::raw();
     let region = w.any_mr(A, 10);
     w.recv(A, 7, &[]);
-    // Backwards, with a gap, and twice to one place.
+    // In reverse order, with a gap, and twice to the same place.
     for (at, bytes, last) in [(7, b"xy", false), (2, b"AB", false), (2, b"CD", true)] {
         let header = raw.tagged(Opcode::Write, region.stag, region.iova + at, last);
         raw.segment(&mut w, header, bytes);

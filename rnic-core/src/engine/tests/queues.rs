@@ -57,8 +57,8 @@ fn a_full_cq_stalls_the_send_queue() {
 
 #[test]
 fn unsignaled_requests_hold_no_slots() {
-    // Two QPs on one CQ. The first has more requests in flight than the CQ has slots. On one
-    // worker, and on two.
+    // Two QPs on one CQ. The first QP has more requests in flight than the CQ has slots. Both
+    // cases: one worker, and two workers.
     for on in [0, 1] {
         let mut w = World::new(&[2, 1]);
         let a = w.app(0);

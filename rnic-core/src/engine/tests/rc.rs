@@ -264,7 +264,7 @@ fn an_operation_that_is_not_enabled_is_invalid() {
 const ACCESS: &str = "AccessError";
 const REQUEST: &str = "RequestError";
 
-/// When the program of one end has finished, no fault is reported, and data in flight arrive.
+/// Neither end reports a fault when one program has finished, and data in flight arrive.
 #[test]
 fn destroying_a_linked_qp_is_an_ordinary_end() {
     for wiring in Wiring::both() {

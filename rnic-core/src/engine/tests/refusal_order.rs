@@ -1,5 +1,5 @@
-//! A refused request of an RC QP: the requests before it complete with their own status, whatever
-//! they are and for whatever reason it is refused.
+//! Requests before a refused request of an RC QP complete with their own status, regardless of
+//! their kind and of the reason for the refusal.
 
 use std::time::Duration;
 
@@ -266,7 +266,7 @@ fn a_session_may_end_while_its_qp_is_refusing() {
     }
 }
 
-/// The header returned by the Terminate is equal to that of Writes before the refused one.
+/// Writes before the refused Write have the same header as the Terminate encloses.
 #[test]
 fn only_the_refused_of_equal_writes_fails() {
     for wiring in Wiring::both() {

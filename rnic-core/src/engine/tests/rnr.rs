@@ -155,7 +155,7 @@ fn at_most_one_segment_is_kept() {
 
 #[test]
 fn a_connection_end_during_a_hold() {
-    // A reset. TCP reports it even while there are unread bytes.
+    // TCP reports a reset even if there are unread bytes.
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
         w.post(A, &[Wr::send(1, &[])]);
@@ -165,7 +165,7 @@ fn a_connection_end_during_a_hold() {
         assert!(w.next_timeout().is_none());
         w.recv(B, 10, &[]);
     }
-    // The peer's program is gone.
+    // The peer's program has ended.
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
         w.post(A, &[Wr::send(1, &[]), Wr::send(2, &[])]);
@@ -255,7 +255,7 @@ fn an_abort_releases_held_messages() {
     }
 }
 
-/// On the direct path the peer does not try again before there is a receive.
+/// On the direct path the peer does not retry until a receive is posted.
 #[test]
 fn no_engine_spins_during_a_hold() {
     for wiring in Wiring::both() {

@@ -50,8 +50,8 @@ fn a_fault_in_a_run_ends_placement() {
     let found = to.bytes();
     assert!(found[..10 * PAYLOAD] == pattern[..10 * PAYLOAD]);
     assert!(found[10 * PAYLOAD..].iter().all(|byte| *byte == 0));
-    // One run, and the segments of the next run up to the fault, since a run with a fault is not
-    // taken as a whole.
+    // One run, and the segments of the next run up to the fault: a run with a fault is not accepted
+    // as a whole.
     assert_eq!(w.qps[B].shared.counters().segments_received, 11);
     // The peer returns the header of that segment with its length (including 14 bytes of header).
     let at = to.iova + 10 * PAYLOAD as u64;

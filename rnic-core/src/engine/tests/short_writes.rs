@@ -1,5 +1,5 @@
-//! RDMA Writes that the direct path carries out directly from the send queue. Their results must
-//! equal those of Writes that become messages.
+//! RDMA Writes that the direct path executes straight from the send queue. Their results must equal
+//! those of Writes that become messages.
 
 use proptest::prelude::*;
 

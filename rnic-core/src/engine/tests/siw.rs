@@ -45,7 +45,7 @@ fn siw_names_a_failed_read_by_its_request() {
 fn a_diagnosis_names_the_siw_layout() {
     let (mut w, mut raw) = World::raw();
     let header = [0xC1, 0x40, 0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0x10, 0];
-    // siw gives the length of the payload, RFC 5040 that of the segment.
+    // siw reports the length of the payload; RFC 5040 requires the length of the segment.
     raw.terminate(&mut w, &terminate([0x11, 0x01, 0x03, 0x00], 64, &[&header]));
     let why = w.diagnosis(A);
     assert_eq!(

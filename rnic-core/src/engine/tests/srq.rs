@@ -17,7 +17,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Creates `qps` connections to QPs of one SRQ, on the workers in turn.
+    /// Creates `qps` connections to QPs of one SRQ, distributed round-robin over the workers.
     fn new(wiring: Wiring, workers: u32, qps: usize, depth: u32, limit: u32) -> Self {
         Self::with(wiring, workers, qps, depth, limit, QpShape::default())
     }
@@ -209,7 +209,7 @@ fn an_unfair_peer_is_reported_once() {
                 }
                 b.received().len() as u64
             };
-            // Even shares are fair, and so are up to 48 of 64 for one of two QPs.
+            // Equal shares are fair, and so is up to 48 of 64 for one of two QPs.
             for _ in 0..100 {
                 shares(&mut b, 0, 1);
                 shares(&mut b, 1, 1);

@@ -1,6 +1,6 @@
-//! Tests the table `terminate_code` of `tests/conformance/requirements.toml`: for every code that a
-//! peer can cause, a stimulus that causes it and the expected bytes. The other codes are listed
-//! with the reason why no peer sees them. A row that is in neither list fails.
+//! Tests the table `terminate_code` of `tests/conformance/requirements.toml`. For each code that a
+//! peer can cause, there is a stimulus and the expected bytes. The other codes are listed with the
+//! reason why no peer can cause them. A row in neither list fails the test.
 
 use std::collections::BTreeSet;
 
@@ -404,8 +404,8 @@ fn check_terminate((layer, etype, code): Code, flags: &str, cause: &str, act: St
     assert_eq!(terminate.header, raw.untagged(Opcode::Terminate, 2, 1, 0, true), "{cause}");
     assert_eq!(terminate.payload, expected, "{cause}");
     assert!(raw.fin && !raw.reset, "{cause}: a FIN follows");
-    // A peer that accesses memory that is not its own may be guessing STags, whatever the fault
-    // was.
+    // An access to memory that the peer has no right to counts as a guessed STag, regardless of the
+    // fault.
     let tried = matches!((layer, etype, code), (0, 1, 0..=4 | 9) | (0, 2, 9) | (1, 1, 0..=3));
     assert_eq!(w.guesses.len(), usize::from(tried), "{cause}: guesses");
     // The application gets the same code, and no other event.

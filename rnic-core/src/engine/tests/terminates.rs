@@ -131,8 +131,8 @@ fn event_of(payload: &[u8]) -> String {
 //= RDMAP-4.8-11
 //= RDMAP-5.4-3
 //= RDMAP-5.4-6
-/// M, D and R in every combination, about either kind of segment, with any code. The event depends
-/// on the flags. Linux siw's layout is converted. No receive is needed.
+/// All combinations of M, D and R, for tagged and untagged segments, with any code. The event
+/// depends on the flags. Linux siw's layout is converted. A Terminate needs no receive.
 #[test]
 fn terminates_of_every_layout_are_reported() {
     for code in ["1/2/05", "0/1/00", "0/0/77", "e/e/77"] {
@@ -292,7 +292,7 @@ fn nothing_after_a_terminate_has_an_effect() {
             terminate(&raw, [0x20, 2, 0, 0]),
             vec![0x41],
         ];
-        // In one call to the socket, and each in its own.
+        // Both in one call to the socket, and each in a separate call.
         let mut bytes = raw.fpdu(&first);
         for ulpdu in &behind {
             bytes.extend(raw.fpdu(ulpdu));

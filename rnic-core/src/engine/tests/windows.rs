@@ -1,4 +1,4 @@
-//! Memory windows: the access that they give, its end, and invalid requests.
+//! Memory windows: the access that they grant, the end of that access, and invalid requests.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Rules of completions: held and lost ones, their order, and their slots of the CQ.
+//! Fault rules for completions: delay, loss, order and CQ slots.
 
 use std::time::Duration;
 
@@ -224,7 +224,8 @@ fn held_sends_do_not_overflow_their_cq() {
     }
 }
 
-/// A held receive counts as one in the CQ. One more is an overflow, as without the rule.
+/// A held receive completion occupies a CQ slot, so one more completion is an overflow, as without
+/// the rule.
 #[test]
 fn held_receives_count_in_their_cq() {
     for wiring in super::Wiring::both() {
@@ -275,7 +276,7 @@ fn a_lost_completion_returns_its_slot() {
         }
         assert_eq!((counts(&lost), counts(&all)), ((20, 20), (20, 10)), "{wiring:?}");
         assert_eq!(w.qps[A].shared.counters().sends_completed, 20);
-        // The ring of requests has their places back, too.
+        // Their places in the send queue are free again, too.
         w.command(A, |id| EngineCommand::SetFaults(id, Vec::new()));
         send(&mut w, 20);
         assert_eq!(w.completions(A), ["20 Send"], "{wiring:?}");

@@ -56,8 +56,8 @@ fn assert_injected_first(w: &World) {
     assert_eq!(w.diagnoses(A)[0].rule, "injected by fault cut");
 }
 
-/// As after any loss of the stream: the QP outlives it, and the request in flight fails when there
-/// is another stream, or none in time.
+/// As after any loss of the stream, the QP survives. The request in flight fails when the QP gets
+/// another stream, or gets none in time.
 #[test]
 fn an_rc_qp_outlives_a_cut_stream() {
     for comes_back in [false, true] {
@@ -120,7 +120,7 @@ fn bytes_before_a_cut_arrive() {
     }
 }
 
-/// A rule of CRCs does not count FPDUs without one, beside a rule that counts them.
+/// A CRC rule does not count FPDUs without a CRC, although another rule counts them.
 #[test]
 fn fpdus_without_crc_do_not_count_for_crc_rules() {
     let mut w = iwarp(Wiring::tcp().with(|options| options.crc = false));

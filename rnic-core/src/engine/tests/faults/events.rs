@@ -1,4 +1,4 @@
-//! Rules of completion events: held, lost and additional ones.
+//! Fault rules for completion events: delayed, lost and spurious events.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Rules of messages: refused ones, Terminates, and wrong CRCs.
+//! Fault rules for messages: refusals, Terminates and wrong CRCs.
 
 use super::super::requests::{Mr, Wr};
 use super::super::world::{A, B, MemoryKind, Wiring, World};
@@ -104,8 +104,8 @@ fn a_terminate_has_the_chosen_code() {
     }
 }
 
-/// A message is one occasion, however often the sender must try to hand it over: for a copy, for a
-/// receive, or because one of its segments fails alone.
+/// A message counts once, even if the sender tries to hand it over several times: because of a
+/// copy, a missing receive, or a segment that fails.
 #[test]
 fn each_message_is_counted_once() {
     for kind in [MemoryKind::Shared, MemoryKind::ThroughCopier] {
@@ -146,7 +146,7 @@ fn messages_are_refused_for_one_region() {
     }
 }
 
-/// A user that is alone gets turns that are long enough for runs of segments.
+/// The only busy user gets turns that are long enough for runs of segments.
 #[test]
 fn the_last_segment_of_a_run_is_refused() {
     let mut w = World::pair_alone(Default::default(), 128);

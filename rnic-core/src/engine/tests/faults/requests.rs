@@ -26,7 +26,7 @@ const STATUSES: [(&str, &str); 15] = [
     ("general-err", "General"),
 ];
 
-/// The peer receives the requests before the failed one, and nothing of the failed one.
+/// The peer receives the requests before the failed request, and nothing of the failed request.
 #[test]
 fn a_request_completes_with_each_status() {
     for (name, status) in STATUSES {
@@ -113,13 +113,13 @@ fn a_rule_waits_until_its_time() {
     }
 }
 
-/// Lets the request begin that waits for the effect of a rule.
+/// Resumes the request that waits for the effect of a rule.
 fn take_effect(w: &mut World) {
     w.command(A, EngineCommand::FaultTookEffect);
     w.settle();
 }
 
-/// Workers report them: their effects are not those of one QP.
+/// Workers report these actions, because their effects are not limited to one QP.
 #[test]
 fn a_request_triggers_other_actions() {
     for (mut w, which) in pairs() {

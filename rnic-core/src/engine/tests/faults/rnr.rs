@@ -1,4 +1,4 @@
-//! Rules that let a Send wait although there is a receive (RNR NAK).
+//! Fault rules that delay a Send although a receive is posted (RNR NAK).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use rnic_abi::abi::control;
 /// RNR timer of code 0.
 const TIMER: Duration = Duration::from_micros(655_360);
 
-/// The peer's last retry comes after `times` timers, half a timer later.
+/// The Send arrives half a timer before the peer's last retry, which is after `times` timers.
 #[test]
 fn a_send_arrives_after_its_rnr_naks() {
     for wiring in Wiring::both() {
@@ -154,7 +154,7 @@ fn a_stream_may_end_while_a_send_is_held_back() {
     }
 }
 
-/// The Send that was held back is gone with its stream. The first of the next stream is counted.
+/// The delayed Send ended with its stream. The first Send of the next stream counts.
 #[test]
 fn a_new_stream_has_no_released_send() {
     for wiring in Wiring::both() {

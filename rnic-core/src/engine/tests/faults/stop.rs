@@ -75,7 +75,7 @@ fn a_stop_inside_a_message_loses_nothing() {
                 w.round();
             }
             stop(&mut w, end);
-            // Longer than the stall deadline, unless the other end waits for the rest of an FPDU.
+            // Exceed the stall deadline, unless the other end waits for the rest of an FPDU.
             w.advance(Duration::from_secs(if end == B { 300 } else { 60 }));
             if let Some(link) = w.links.first_mut() {
                 link.pipes[0].window = 1 << 20;
@@ -154,7 +154,7 @@ fn requests_of_a_stopped_uc_qp_complete() {
     }
 }
 
-/// The deadlines of an engine end, whatever is under way.
+/// No deadline of a stopped QP stays due, which would make the worker spin.
 #[test]
 fn a_uc_qp_stops_inside_a_message() {
     for (wiring, end) in [(Wiring::direct(), A), (Wiring::tcp(), A), (Wiring::direct(), B)] {
@@ -215,7 +215,7 @@ fn a_stopped_qp_is_destroyed() {
     }
 }
 
-/// A peer that was stopped and is gone, or has another link, does not count.
+/// A stopped peer that is destroyed or has another link is no longer considered.
 #[test]
 fn a_stopped_peer_is_forgotten_with_its_stream() {
     let mut w = linked(Wiring::direct());

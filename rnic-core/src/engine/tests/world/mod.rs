@@ -1,8 +1,7 @@
-//! Engines with everything around them: clients, workers, sockets, and a clock that the test
-//! advances.
+//! Engines and their environment: clients, workers, sockets, and a clock that the test advances.
 //!
 //! A client uses real shared memory: its rings, doorbells and completion queues are those of
-//! `rnic_abi::shm`, over an arena whose two sides are both in this process.
+//! `rnic_abi::shm`, in an arena of which both sides are in this process.
 
 pub(super) mod network;
 mod objects;
@@ -151,12 +150,12 @@ pub(super) struct App {
     pub arena: Arc<Mapping>,
     next_offset: usize,
     pub next_doorbell: u32,
-    /// One per worker of the host, with the engine of that worker.
+    /// A ringer for each worker of the host, with the index of the worker's engine.
     ringers: Vec<(usize, DoorbellRinger)>,
     pub cqs: Vec<CqEnd>,
     pub srqs: Vec<SrqEnd>,
     pub events: Vec<Event>,
-    /// CQs whose channel got an event, in order.
+    /// CQs that sent an event to their channel, in order.
     pub notified: Vec<CqId>,
 }
 
