@@ -180,7 +180,7 @@ impl Qp {
             });
         }
 
-        // Find the buffer: for a Send the receive in use, or the next one.
+        // Find the buffer: for a Send, the receive in use or the next receive.
         //= RDMAP-5.3-11
         if is_send && !self.responder.take_receive(&self.core, engine.now, &mut engine.outputs)? {
             drop(memory);
@@ -206,7 +206,8 @@ impl Qp {
             };
         }
 
-        // The sender hands a segment over again until it comes this far.
+        // After this point the sender does not hand over the same segment again, so each is counted
+        // once.
         self.message_fault(&segment, engine.now)?;
 
         // Place the payload, directly or by a copier.

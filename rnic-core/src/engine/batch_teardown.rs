@@ -43,7 +43,7 @@ impl EngineState {
 }
 
 impl Engine {
-    /// Ends some QPs of a queue that died. Returns true if such a queue was visited.
+    /// Ends some QPs of a dead CQ or SRQ. Returns true if a dead queue was visited.
     pub(super) fn end_dead_queue(&mut self) -> bool {
         let Some(dying) = self.state.dying.pop_front() else { return false };
         let DeadQueue { queue, session, next } = dying;

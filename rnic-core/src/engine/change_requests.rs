@@ -1,5 +1,5 @@
-//! Limits the STag changes that a user's QPs of this engine have under way on all workers, because
-//! each change takes time on the control thread and on every worker.
+//! Limits the number of STag changes in progress for a user's QPs of this engine, because each
+//! change takes time on the control thread and on every worker.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -37,8 +37,8 @@ impl ChangeRequests {
         true
     }
 
-    /// Notes that the change of a QP has been carried out, even if the QP is gone. Returns its
-    /// user, since that user may request another change.
+    /// Removes the completed change of a QP, which may have been destroyed since. Returns its user,
+    /// which may now request another change.
     pub(super) fn finish(&mut self, qp: QpId) -> Option<UserId> {
         let user = self.requested.remove(&qp)?;
         if let Some(changes) = self.users.get_mut(&user) {

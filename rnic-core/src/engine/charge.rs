@@ -1,11 +1,11 @@
 //! Memory of this engine that streams hold because of their peers, charged to sessions.
 //!
 //! Peers can make two parts of a TCP [`link`](super::link) grow: FPDUs that have not arrived in
-//! full, and bytes that TCP has not accepted. Each has a limit per session and one for all
+//! full, and bytes that TCP has not accepted. Each part has a limit per session and a limit for all
 //! sessions. If a session exceeds its limit, the stream of that session that has held memory for
 //! longest ends, because a working stream holds none for long. If all sessions together exceed
-//! theirs, a stream of the session that holds the most ends, so that peers of one session cannot
-//! end a stream of a session that holds less.
+//! their limit, a stream of the session that holds the most ends, so that peers of one session
+//! cannot end a stream of a session that holds less.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -96,8 +96,8 @@ impl Charges {
         self.limits = limits;
     }
 
-    /// Notes that a stream now holds `bytes`. If that is more than before and exceeds a limit,
-    /// returns the stream that must end. Its memory counts until it has ended.
+    /// Sets the number of bytes that a stream holds. If the number has grown and exceeds a limit,
+    /// returns the stream that must end. The memory of that stream counts until it has ended.
     pub(super) fn set(
         &mut self,
         charge: &mut StreamCharge,
@@ -109,7 +109,7 @@ impl Charges {
         if bytes > before { self.excess(owner.session) } else { None }
     }
 
-    /// Notes that a stream now holds `bytes`, which ends no stream.
+    /// Sets the number of bytes that a stream holds, without enforcing the limits.
     pub(super) fn hold(&mut self, charge: &mut StreamCharge, owner: Owner, bytes: usize) {
         let before = std::mem::replace(&mut charge.bytes, bytes);
         if before == bytes {
@@ -143,7 +143,7 @@ impl Charges {
             || of_session + more <= self.limits.session && self.used + more <= self.limits.device
     }
 
-    /// Notes that a stream of this session no longer holds memory.
+    /// Removes the charge of a stream of this session, which no longer holds memory.
     pub(super) fn release(&mut self, charge: &mut StreamCharge, session: SessionId) {
         // `set` uses the key only for streams that hold memory.
         let owner = Owner { key: Key::default(), session };

@@ -55,14 +55,15 @@ pub enum EngineCommand {
     /// Replaces the administrator's rules of a UD QP.
     SetDatagramRules(QpId, Box<dyn DatagramRules>),
     /// Links two RC or UC QPs of this engine (or one QP to itself) by the direct path, each with
-    /// the limits of its peer. If one can no longer be linked, reports the other as
+    /// the limits of its peer. If one of them can no longer be linked, reports the other as
     /// [`Notification::Unlinked`] again.
     LinkDirect([(QpId, PeerLimits); 2]),
     /// Changes the state or attributes of an RC, UC or UD QP.
     Change(QpId, QpChange),
     /// Sets the reason why an RC or UC QP has no stream, for its error texts.
     SetUnlinkedReason(QpId, String),
-    /// Ends the stream of an RC or UC QP, for this reason. The QP stays and may get another stream.
+    /// Ends the stream of an RC or UC QP, for this reason. The QP continues to exist and may get
+    /// another stream.
     Unlink(QpId, String),
     /// Ends a connection gracefully or immediately. [`DisconnectMode::Abort`] moves the QP to Error
     /// and flushes everything posted: once carried out, only jobs of a copier access memory for it.
@@ -72,18 +73,18 @@ pub enum EngineCommand {
     AdminDisconnect(QpId),
     /// Replaces the fault rules of a QP.
     SetFaults(QpId, Vec<Arc<ArmedFault>>),
-    /// Lets the request of a QP begin that waited for the effect of a rule
+    /// Resumes the request of a QP that waited for the effect of a rule
     /// ([`Notification::FaultStruck`]).
     FaultTookEffect(QpId),
     /// Ends the connection of a QP or fails it, for a fault rule.
     Inject(QpId, FaultName, QpFault),
-    /// Stops a QP for a fault rule, or lets it continue.
+    /// Stops a QP because of the named fault rule, or resumes it.
     SetStopped(QpId, Option<FaultName>),
     /// Places incoming data of a QP by this rule from now on. `None` places the data that is held,
     /// and restores the strict order.
     SetOrder(QpId, Option<Box<OrderRule>>),
-    /// Sets the emulated link of all that a QP sends from now on, over this stream and later ones.
-    /// `None` restores normal operation. Units in flight keep their delay and order.
+    /// Sets the emulated link for everything that a QP sends from now on, over this stream and
+    /// later streams. `None` restores normal operation. Units in flight keep their delay and order.
     SetLink(QpId, Option<Arc<EmulatedLink>>),
     /// Replaces the deadlines, the limits and the policy for FPDU sizes. Running deadlines, the
     /// worker's number and the shared log of diagnoses do not change.
@@ -106,7 +107,7 @@ impl Engine {
         self.state.now = now;
         match command {
             EngineCommand::InstallStag(entry) => {
-                // The entry may replace one.
+                // The entry may replace an entry with held pieces.
                 self.place_held(Some(entry.stag));
                 self.state.stags.install(entry);
             }
@@ -341,7 +342,7 @@ impl Engine {
         state.options = EngineOptions { worker, diagnoses, ..options };
     }
 
-    /// Destroys a QP. The peer of an iWARP QP gets a Terminate where the stream allows it, else a
+    /// Destroys a QP. The peer of an iWARP QP gets a Terminate if the stream allows it, otherwise a
     /// FIN or a reset. The stream of an RC or UC QP closes gracefully unless a message is partly
     /// sent. No request or receive of the QP completes after this.
     pub fn destroy(&mut self, id: QpId, now: Time) {

@@ -1,5 +1,5 @@
-//! The deadlines of an engine in one set. The caller keeps the time of each deadline that it sets,
-//! to remove it again.
+//! The deadlines of an engine. To remove a deadline, the caller passes the time for which it was
+//! set.
 
 use std::collections::BTreeSet;
 

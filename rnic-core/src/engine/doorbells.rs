@@ -1,7 +1,7 @@
 //! Doorbells of sessions, which ring for QPs, CQs and SRQs.
 //!
-//! A session that rang lately is polled. A session that has been silent for [`POLL_FOR`] is
-//! switched to its eventfd and not polled again until that fires, so idle clients cost nothing.
+//! A session that rang recently is polled. A session that has been silent for [`POLL_FOR`] switches
+//! to its eventfd and is not polled until the eventfd fires, so idle clients cost nothing.
 //!
 //! Each scan limits the sessions that it visits and the QPs that it finds for each user, and the
 //! next scan continues with the user's next session. Thousands of QPs may wait for room in one CQ
@@ -46,7 +46,7 @@ struct FullCq {
 }
 
 impl FullCq {
-    /// Queues its QPs to be woken. A QP that still finds no room waits again.
+    /// Queues the QPs that wait here for wake-up. A QP that still finds no room waits again.
     fn release(self, worker: u32, to_wake: &mut VecDeque<Key>) {
         self.cq.stop_waiting(worker);
         to_wake.extend(self.qps);
@@ -146,8 +146,8 @@ impl Doorbells {
         }
     }
 
-    /// Removes a QP and its waits for CQ space. A CQ with no other waiter is removed too, because
-    /// it may be destroyed next, and its doorbell index and memory reused.
+    /// Removes a QP and its waits for CQ space. A CQ without other waiters is removed too, because
+    /// it may be destroyed next and its doorbell index and memory reused.
     pub(super) fn unroute(&mut self, qp: &QpCore, worker: u32) {
         if let Some(s) = self.at(qp.slot) {
             if let Some(t) = s.targets.get_mut(qp.doorbell as usize) {

@@ -11,8 +11,8 @@ use rnic_abi::abi::queue::Cqe;
 use rnic_abi::faults::{Action, Point};
 
 impl QpCore {
-    /// Sends the event of a published completion, if it has one. Rules may hold it back or lose it,
-    /// or send one without need.
+    /// Sends the event of a published completion, if it has one. Fault rules may delay or drop the
+    /// event, or add a spurious event.
     pub(super) fn notify_by_rules(
         &mut self,
         published: Published,

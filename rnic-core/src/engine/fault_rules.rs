@@ -20,7 +20,7 @@ pub(super) struct Faults {
     pub events: [Option<Time>; 2],
     /// Progress of the next request, if a rule with an effect outside of the engine selects it.
     pub request: RequestWait,
-    /// The next Send has been held back, and takes its receive when there is one.
+    /// A rule has already delayed the next Send and does not apply to it again.
     pub passes_send: bool,
 }
 

@@ -74,7 +74,7 @@ impl QpCore {
         }
     }
 
-    /// Lets the request begin that waited for the effect of a rule, or for its time.
+    /// Resumes the request that waited for the effect of a rule, or for its time.
     pub(super) fn end_request_wait(&mut self, engine: &mut EngineState) {
         if let Some(faults) = &mut self.faults
             && matches!(faults.request, RequestWait::Waits | RequestWait::Until(_))
@@ -128,8 +128,7 @@ impl QpCore {
         Ok(())
     }
 
-    /// Publishes the completions of flushed receives into their reserved slots. Those that are held
-    /// come first.
+    /// Publishes the held completions, then those of flushed receives, into their reserved slots.
     pub(super) fn publish_flushed(&mut self, cqes: &[Cqe], engine: &mut EngineState) {
         if self.faults.is_some() {
             return cqes.iter().for_each(|cqe| self.publish_flushed_by_rules(cqe, engine));
@@ -154,7 +153,7 @@ impl QpCore {
 
     fn completion_fate(&self, cqe: &Cqe, engine: &EngineState) -> CompletionFate {
         let Some(faults) = &self.faults else { return CompletionFate::Now };
-        // A completion does not overtake those that are held.
+        // A completion does not overtake held completions.
         let after_held = faults.held.back().map(|held| held.at);
         let wr_id = cqe.wr_id;
         match faults.strikes_completion(Point::Completion, cqe, engine.now) {

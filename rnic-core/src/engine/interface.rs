@@ -152,8 +152,8 @@ pub enum Notification {
         /// Reason for the end of the session.
         why: String,
     },
-    /// The address space that a session attached is gone: revoke its regions there and notify the
-    /// client. May be sent more than once.
+    /// The address space that a session attached no longer exists: revoke its regions there and
+    /// notify the client. May be sent more than once.
     Detached {
         /// The session that attached the address space.
         session: SessionId,
@@ -222,7 +222,7 @@ pub enum Receive {
     Emptied,
     /// The socket has nothing to read: wait until it is readable.
     WouldBlock,
-    /// No more bytes will come, or the QP wants none.
+    /// No more bytes will arrive, or the QP accepts none.
     Closed,
     /// Nothing was read, and nothing must be read until [`Output::ReadAgain`]. The socket may have
     /// failed already: check it, and watch it for errors, for

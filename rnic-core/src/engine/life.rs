@@ -1,9 +1,9 @@
-//! The life of a QP's stream: its phase, the reason for its end, and the events and records of
+//! Life cycle of a QP's stream: its phase, the reason for its end, and the events and records of
 //! both.
 //!
-//! The first fault of a stream is also the reason for every flush that follows, so the number of
-//! its record is kept here. Records of events other than faults go to a separate part of the log,
-//! where they displace no fault.
+//! The first fault of a stream is the reason for every later flush, so the number of its record is
+//! kept here. Records of other events go to a separate part of the log, so that they evict no
+//! fault.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -38,7 +38,7 @@ pub(super) struct LifeCycle {
     leaves: bool,
     /// The application was notified of the connection, and must be notified of its end.
     announced: bool,
-    /// Reason for the end, once known. The first one counts.
+    /// Reason for the end, once known. Later reasons are ignored.
     end: Option<DisconnectReason>,
     /// Record of the fault that ends the stream, or 0.
     diagnosis: u64,
@@ -78,7 +78,7 @@ impl LifeCycle {
         self.revision = revision;
     }
 
-    /// Makes this side stop waiting for the peer's FIN at the deadline of the disconnect.
+    /// Makes the deadline of the disconnect end the wait for the peer's FIN.
     pub(super) fn leave_at_deadline(&mut self) {
         self.leaves = true;
     }
@@ -122,17 +122,17 @@ impl LifeCycle {
         self.deadline
     }
 
-    /// Notes that the deadline has passed and is no longer in `Deadlines`.
+    /// Clears the deadline, which has passed and is no longer in `Deadlines`.
     pub(super) fn deadline_passed(&mut self) {
         self.deadline = None;
     }
 
-    /// Notes the peer's FIN. Returns true if it is the first.
+    /// Records the peer's FIN. Returns true if it is the first.
     pub(super) fn see_peer_fin(&mut self) -> bool {
         !std::mem::replace(&mut self.peer_fin, true)
     }
 
-    /// Notes that the peer's FIN follows messages that wait. Returns true the first time.
+    /// Records that the peer's FIN follows waiting messages. Returns true the first time.
     pub(super) fn see_peer_closing(&mut self) -> bool {
         !std::mem::replace(&mut self.closing_reported, true)
     }
@@ -150,7 +150,7 @@ impl LifeCycle {
         self.end.get_or_insert(reason);
     }
 
-    /// Notes that entries remain to be flushed.
+    /// Records that entries remain to be flushed.
     pub(super) fn flush_later(&mut self) {
         self.flush_pending = true;
     }
@@ -261,7 +261,7 @@ impl LifeCycle {
         self.send_error
     }
 
-    /// Notes that the send queue works again.
+    /// Ends the error state of the send queue.
     pub(super) fn end_send_error(&mut self) {
         self.send_error = 0;
     }

@@ -92,9 +92,9 @@ use state::{EngineState, Peer};
 ///
 /// The interface follows quinn-proto: [`handle_*`](Self::handle_readable) takes events,
 /// [`poll_*`](Self::poll_output) returns actions for the worker. Commands of the resource manager
-/// are already authorised: [`handle_command`](Self::handle_command) takes those that the engine
-/// carries out by itself, and other methods ([`attach_tcp`](Self::attach_tcp),
-/// [`destroy`](Self::destroy)) are its part of the rest. A worker calls the engine in rounds:
+/// are already authorised. [`handle_command`](Self::handle_command) executes commands that need
+/// only the engine; other methods ([`attach_tcp`](Self::attach_tcp), [`destroy`](Self::destroy))
+/// are the engine's part of the other commands. A worker calls the engine in rounds:
 ///
 /// 1. the pending commands;
 /// 2. [`poll_doorbells`](Self::poll_doorbells), which begins the round;
@@ -169,8 +169,8 @@ impl Engine {
         self.with(qp, |qp, engine| qp.peer_closing(engine));
     }
 
-    /// Handles the result of a copy that this engine started, or an error if its copier is gone. A
-    /// copier returns its results in the order of the jobs.
+    /// Handles the result of a copy that this engine started, or an error if its copier no longer
+    /// exists. A copier returns its results in the order of the jobs.
     pub fn handle_copied(&mut self, copier: &Copier, job: u64, result: CopyResult, now: Time) {
         self.state.now = now;
         copier.over(self.state.worker);

@@ -45,7 +45,7 @@ pub(super) struct QpCore {
 pub(super) struct SchedulingState {
     /// The QP is in the schedule, for a turn, a read of its socket, or both.
     pub scheduled: bool,
-    /// It has work for its turn besides reading its socket.
+    /// The QP has work for its turn other than reading its socket.
     pub wanted: bool,
     /// Its socket may be readable.
     pub readable: bool,
@@ -86,7 +86,7 @@ impl QpCore {
         len: u64,
         right: Access,
     ) -> Result<Target<'t>, RemoteFault> {
-        // This check comes first: the operation is invalid whatever it addresses (IBTA
+        // This check comes first, because the operation is invalid regardless of its address (IBTA
         // specification, volume 1, section 9.7.4.1.2).
         if !self.rights.contains(right) {
             return Err(RemoteFault::NotEnabled);

@@ -84,11 +84,12 @@ impl Qp {
         let Action::Rnr { times } = action else { return None };
         let text = format!("a Send was answered as if there were no receive, {times} times");
         record(&self.core, engine, name, text);
-        // The peer's last retry comes after `times` timers, and finds the receive.
+        // Ends the wait half a timer before the peer's last retry, which is after `times` timers.
         Some(timer.saturating_mul(times) - timer / 2)
     }
 
-    /// Lets a Send that a rule held back take its receive, or wait for one like any other.
+    /// Resumes a Send that a rule has delayed. It takes a receive, or waits for one like any other
+    /// Send.
     pub(super) fn end_rnr_fault(&mut self, engine: &mut EngineState) {
         if let Some(faults) = &mut self.core.faults {
             faults.passes_send = true;
@@ -96,7 +97,7 @@ impl Qp {
         self.receive_found(engine);
     }
 
-    /// Stops the QP for a rule, or lets it continue.
+    /// Stops the QP because of the rule `by`, or resumes it.
     pub(super) fn set_stopped(&mut self, by: Option<FaultName>, engine: &mut EngineState) {
         self.core.stopped = by;
         self.stop_clock(engine);
@@ -106,7 +107,7 @@ impl Qp {
         if by.is_none() {
             engine.wake(&mut self.core);
         }
-        // In its next turn the peer finds that this QP has stopped, or goes on.
+        // In its next turn the peer sees that this QP has stopped, or continues.
         self.link.wake_peer(engine);
     }
 

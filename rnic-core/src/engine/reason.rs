@@ -2,7 +2,7 @@
 //!
 //! Checks return a [`Reason`], which is small and `Copy`. Only a failure turns it into text
 //! ([`explanation`](super::explanation)) and keeps a record ([`life`](super::life)). TCP and the
-//! direct path use the same code, so both ends of a connection leave the same records on either.
+//! direct path use the same code, so both leave the same records.
 
 use std::net::IpAddr;
 
@@ -103,8 +103,8 @@ pub(super) enum Reason {
     /// An invalid segment. Its Terminate code identifies the cause.
     Segment,
 
-    // Failures that neither side's requests caused.
-    /// Memory could not be reached.
+    // The reasons below are not caused by a request of either side.
+    /// Memory is inaccessible.
     Memory(MemoryFault),
     /// A shared receive queue died.
     Srq(SrqId, SrqFault),

@@ -155,7 +155,7 @@ impl Qp {
         let ends = matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Reset);
         self.responder.defer(signal)?;
         if ends {
-            // The QP that ends the stream is gone, and its key may be reused.
+            // The QP that ended the stream may be destroyed and its key reused.
             self.link = Link::None;
         }
         Ok(())

@@ -6,7 +6,7 @@
 //! bytes as could have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is a
 //! turn of a session or user, in which several QPs may be served one after the other. An overdrawn
 //! turn is repaid in later turns. So a user with a thousand busy QPs or a hundred sessions gets no
-//! more of a worker than a user with one of each.
+//! more of a worker than a user with one QP.
 //!
 //! Long turns are efficient, but other users wait for their end. While several users have turns,
 //! each turn is worth [`SHORT_QUANTUM`]. If one user is busy while others have sessions, their
@@ -30,9 +30,9 @@ use rnic_abi::types::{Time, UserId};
 /// and 512 KiB the last was the fastest with small requests, because the client then sees their
 /// completions in longer runs.
 pub(super) const QUANTUM: i64 = 512 * 1024;
-/// Quantum while several users have turns: one or two microseconds, for which all others wait.
+/// Quantum while several users have turns: one or two microseconds, during which all others wait.
 const SHORT_QUANTUM: i64 = 8 * 1024;
-/// Quantum while several users have sessions and one of them has all turns: some microseconds.
+/// Quantum while several users have sessions and only one of them is busy: some microseconds.
 const MIDDLE_QUANTUM: i64 = 64 * 1024;
 /// Time after a turn of a different user for which turns are short.
 const SHORT_TURNS_FOR: Duration = Duration::from_millis(1);
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn users_share_turns() {
-        // Cost of a turn of the user with one session, and of the user with twenty.
+        // Cost of a turn of the user with one session, and of the user with twenty sessions.
         for (one, many) in [
             (QUANTUM, QUANTUM),
             (QUANTUM, TURN_COST),
@@ -412,7 +412,7 @@ mod tests {
             let mut s = Schedule::default();
             let alone = s.join(UserId(1));
             let slots: Vec<SessionSlot> = (0..20).map(|_| s.join(UserId(2))).collect();
-            // Enough QPs to consume a turn, however little each one needs.
+            // Enough QPs to consume a turn.
             for key in 0..256 {
                 s.push(alone, key);
             }
@@ -459,7 +459,7 @@ mod tests {
             before += 1;
         }
         assert_eq!(before, SHORT_QUANTUM / REQUEST_COST);
-        // Only one user is active again.
+        // Again only one user is active.
         assert_eq!(s.begin_round(ms(2)), MIDDLE_QUANTUM);
         assert!(!s.is_shared());
         s.leave(two);

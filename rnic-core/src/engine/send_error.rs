@@ -3,7 +3,7 @@
 //!
 //! A request that fails on this side stops only the send queue: later requests are flushed, and
 //! receives continue. The transition to RTS ends this state. Requests posted before the transition
-//! are flushed even if the CQ has no room for them yet. Those posted after it are carried out.
+//! are flushed even if the CQ has no room for them yet. Requests posted after it are executed.
 
 use super::qp::Qp;
 use super::reason::Reason;

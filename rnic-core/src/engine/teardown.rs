@@ -82,8 +82,8 @@ impl Qp {
             self.finish(engine, mute);
             return;
         }
-        // A tagged message is cut short. An untagged one is finished first, since some peers do not
-        // expect a Terminate inside one.
+        // A tagged message is cut short. An untagged message is finished first, because some peers
+        // do not expect a Terminate inside it.
         if !self.requester.message().is_some_and(Message::is_untagged) {
             self.requester.drop_message();
         }
@@ -161,7 +161,7 @@ impl Qp {
             return self.shorten_disconnect(engine, mode);
         };
         if !abort {
-            // Requests now in the queue are sent, later ones flushed.
+            // Requests now in the queue are sent; later requests are flushed.
             self.requester.begin_closing();
         }
         let mut within = engine.options.close_deadline;
@@ -180,9 +180,9 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    /// Tells the peer of an RC QP over TCP which of its requests are done, because its request for
-    /// an acknowledgement will find no QP. An adapter acknowledges a Send before its receive
-    /// completes. Returns false if nothing can be sent.
+    /// Sends the peer of an RC QP over TCP a last acknowledgement, because its next acknowledgement
+    /// request will find no QP. An adapter acknowledges a Send before its receive completes.
+    /// Returns false if nothing can be sent.
     fn send_last_ack(&mut self, engine: &mut EngineState) -> bool {
         let inside = self.requester.message().is_some_and(|message| message.sent > 0);
         let acknowledges = self.core.transport.acknowledges() && self.life.phase().sends();
@@ -359,9 +359,9 @@ impl Qp {
         }
     }
 
-    /// Destroys the QP. Its peer gets a Terminate where the stream allows one, the FIN that was
-    /// already sent, or else a reset. The stream of an RC or UC QP, which outlives its streams,
-    /// closes gracefully unless a message is partly sent.
+    /// Destroys the QP. Its peer gets a Terminate if the stream allows it, or the FIN that was
+    /// already sent, or else a reset. The stream of an RC or UC QP closes gracefully unless a
+    /// message is partly sent.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.set_order(engine, None);
         self.release(engine);

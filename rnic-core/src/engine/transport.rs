@@ -15,7 +15,7 @@ use rnic_abi::types::{CompletionStatus, TerminateCode};
 /// Transport of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
-    /// Reliable connection over one iWARP stream, with which the QP ends.
+    /// Reliable connection over a single iWARP stream. The QP ends with the stream.
     Iwarp,
     /// Reliable connection as on a RoCE adapter: the peer acknowledges requests.
     Rc,
@@ -137,7 +137,7 @@ impl Transport {
             (Transport::Rc, ..) if t.ddp_header.is_none() => None,
             // Remote protection errors, and DDP errors of a tagged buffer.
             (Transport::Rc, 0 | 1, 1) => Some(CompletionStatus::RemoteAccess),
-            // A message that is too long, and invalid operations.
+            // The message is too long, or the operation is invalid.
             (Transport::Rc, 0 | 1, 2) => Some(CompletionStatus::RemoteInvalidRequest),
             // An error of the peer's own memory.
             (Transport::Rc, 1, 0) => Some(CompletionStatus::RemoteOperation),

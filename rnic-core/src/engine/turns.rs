@@ -9,7 +9,7 @@ use super::state::{EngineState, Peer};
 use rnic_abi::types::{QpId, Time};
 
 impl Engine {
-    /// Begins a round and scans the doorbells of sessions that rang lately. Returns true if there
+    /// Begins a round and scans the doorbells of sessions that rang recently. Returns true if there
     /// is work.
     pub fn poll_doorbells(&mut self, now: Time) -> bool {
         let ended = self.begin_round(now);
@@ -34,8 +34,8 @@ impl Engine {
 
     /// Takes the turns of the next QPs, and returns the next turn that needs a call by the worker.
     /// While several users have turns, returns after each turn. Returns `None` at the end of the
-    /// round, after as much work as others can wait for. [`poll_doorbells`](Self::poll_doorbells)
-    /// then begins the next round.
+    /// round, which is short enough for other work of the worker.
+    /// [`poll_doorbells`](Self::poll_doorbells) then begins the next round.
     pub fn poll_work(&mut self, now: Time) -> Option<Work> {
         self.state.now = now;
         self.state.schedule.set_now(now);
@@ -51,8 +51,8 @@ impl Engine {
             }
             let turn = &mut qp.core.turn;
             turn.scheduled = false;
-            // The QP gets back a full `QUANTUM`, since its user repays overdrawn turns. Otherwise a
-            // QP that is alone would repay twice.
+            // The QP is credited a full `QUANTUM`, because its user repays overdrawn turns.
+            // Otherwise a single busy QP would repay twice.
             turn.deficit = (turn.deficit + QUANTUM).min(self.state.schedule.quantum());
             let work = self.take_turn(&mut qp);
             self.qps[key as usize] = Some(qp);
@@ -67,9 +67,9 @@ impl Engine {
         None
     }
 
-    /// Notes that the last turn of [`poll_work`](Self::poll_work) took from `began` until `now`.
-    /// While several users have turns, the user rests for as long, which leaves a share of the time
-    /// to users that are about to become ready, however long each turn takes.
+    /// Ends the last turn of [`poll_work`](Self::poll_work), which took from `began` until `now`.
+    /// While several users have turns, the user then rests for as long as the turn took, so that
+    /// users that become ready soon get their share regardless of the length of turns.
     pub fn turn_over(&mut self, began: Time, now: Time) {
         self.state.schedule.turn_over(began, now);
     }
@@ -158,7 +158,7 @@ impl Engine {
         let turn = &mut qp.core.turn;
         turn.deficit = turn.deficit.min(before - TURN_COST);
         if turn.readable {
-            // One action at a time, and bytes that were read earlier come first.
+            // One action per turn. Bytes that were read earlier come first.
             if work.is_some() || qp.has_unread() || qp.core.turn.is_over() {
                 self.state.enqueue(&mut qp.core);
             } else {
@@ -176,8 +176,8 @@ impl Engine {
             qp.run_loopback(&mut self.state);
         } else {
             let Some(place) = self.qps.get_mut(to.key as usize) else { return };
-            // The QPs of a closed session do not respond: its STags are gone, which must not look
-            // like an error of the request. The destruction of the peer wakes this QP.
+            // The QPs of a closed session do not respond: their STags are revoked, which the peer
+            // must not see as an error of its request. The destruction of the peer wakes this QP.
             let schedule = &self.state.schedule;
             let answers = |peer: &Qp| peer.core.id == to.id && schedule.is_open(peer.core.slot);
             let Some(mut peer) = place.take_if(|peer| answers(peer)) else { return };

@@ -35,8 +35,8 @@ impl Deframer {
     }
 
     /// Returns the length of the FPDU at the front of `have`, Markers included. If `have` is too
-    /// short to determine it, returns the number of bytes needed for that. The FPDU is complete
-    /// exactly if `have` is at least as long as the result.
+    /// short to determine it, returns the number of bytes needed for that. The FPDU is complete if
+    /// and only if `have` is at least as long as the result.
     #[must_use]
     //= MPA-5.1-6, MPA-A.4-1
     pub fn needed(&self, have: &[u8]) -> usize {

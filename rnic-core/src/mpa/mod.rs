@@ -1,8 +1,8 @@
 //! MPA (RFC 5044): start-up frames, FPDU framing, Markers and CRC.
 //!
 //! Turns ULPDUs into the bytes of a TCP stream and back. [`Framer`] is the outgoing direction of a
-//! connection, [`Deframer`] the incoming one. Their only state is the phase: the position in the
-//! Marker interval. The engine's transmit and receive paths call them and interpret the ULPDUs.
+//! connection, [`Deframer`] the incoming one. Their only state is the position in the Marker
+//! interval. The engine's transmit and receive paths call them and interpret the ULPDUs.
 //! [`crate::stream::startup`] negotiates their parameters with the frames of [`startup`].
 
 #[cfg(test)]

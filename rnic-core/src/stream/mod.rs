@@ -28,7 +28,7 @@ use rnic_abi::types::TerminateCode;
 pub enum Enclose {
     /// Nothing: the fault has no segment, or the segment's header cannot be trusted.
     None,
-    /// Its length (M): the segment is too short for a header.
+    /// The DDP segment length (M): the segment is too short for a header.
     Length,
     /// Length and DDP header (M, D).
     Segment,

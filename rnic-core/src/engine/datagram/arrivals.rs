@@ -18,7 +18,7 @@ bitflags! {
         const TOO_LONG = 4;
         /// The `[[listen]]` rules do not permit the user to receive at that address.
         const FORBIDDEN = 8;
-        /// Too many copies are under way to memory of the receive's session.
+        /// Too many copies to memory of the receive's session are in progress.
         const COPIER = 16;
     }
 }

@@ -1,4 +1,5 @@
-//! Datagrams over an emulated link: each one is lost, changed or delayed after its request is done.
+//! Datagrams over an emulated link. Each is dropped, changed or delayed after its request has
+//! completed.
 
 use super::DatagramPort;
 use super::in_flight::DelayedDatagram;

@@ -9,7 +9,8 @@ use rnic_abi::types::Time;
 #[derive(Default)]
 pub(in crate::engine) struct DelayedDatagrams {
     pub(super) line: DelayLine<DelayedDatagram>,
-    /// The datagram that the next one overtakes, and the time at which it is sent if there is none.
+    /// The datagram that the next datagram overtakes, and the time at which it is sent if no other
+    /// follows.
     overtaken: Option<(Time, DelayedDatagram)>,
 }
 
@@ -61,5 +62,5 @@ impl DelayedDatagrams {
     }
 }
 
-/// Time for which a datagram waits for the next one to overtake it.
+/// Time for which a datagram waits for another to overtake it.
 const HOLD: std::time::Duration = std::time::Duration::from_millis(10);

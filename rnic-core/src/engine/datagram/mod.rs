@@ -1,10 +1,10 @@
-//! UD QPs (`IBV_QPT_UD`; IBTA specification, volume 1, section 9.8.3). They have no stream, no peer
-//! and no acknowledgements. Each request is one packet to the QP that it addresses.
+//! UD QPs (`IBV_QPT_UD`; IBTA specification, volume 1, section 9.8.3). They have no stream, peer or
+//! acknowledgements. Each request is a single packet to the QP that it addresses.
 //!
-//! The same [`requester`](super::requester) that serves streams takes and reads the requests
-//! ([`send`]), and the same [`responder`](super::responder) places received datagrams
-//! ([`receive`]). A datagram to a port of this daemon is delivered at once, because one engine owns
-//! all UD QPs. Any other is sent as a RoCE v2 packet ([`roce`](rnic_abi::roce)).
+//! As for streams, the [`requester`](super::requester) takes and reads the requests ([`send`]), and
+//! the [`responder`](super::responder) places received datagrams ([`receive`]). A datagram to a
+//! port of this daemon is delivered at once, because one engine owns all UD QPs. Other datagrams
+//! are sent as RoCE v2 packets ([`roce`](rnic_abi::roce)).
 
 mod arrivals;
 mod delayed;

@@ -1,5 +1,5 @@
-//! Received datagrams. A datagram that a QP does not accept is dropped and counted, and the log of
-//! diagnoses gets the first one for each reason.
+//! Received datagrams. A datagram that a QP does not accept is dropped and counted. The first for
+//! each reason is recorded as a diagnosis.
 
 use super::PortChanges;
 use super::arrivals::{Drops, PendingDatagram};
@@ -94,7 +94,7 @@ impl Qp {
             }
             other => other?,
         };
-        // Here too the receive stays in use for the next datagram.
+        // As above, the receive stays in use for the next datagram.
         if let Placed::Pending(write) = &placed
             && write.copier().under_way(engine.worker) >= MOST_PLACING
         {
@@ -222,5 +222,5 @@ impl Qp {
 }
 
 /// Maximum number of copies under way to memory of one session before another datagram for it is
-/// dropped. Copies are held in memory, and a UD QP has no peer that could be made to wait.
+/// dropped. The data of these copies occupy memory, and a UD QP cannot make its peers wait.
 const MOST_PLACING: u64 = 256;

@@ -30,8 +30,8 @@ impl Qp {
                 datagrams.drain_reported = false;
             }
             QpChange::QKey(q_key) => datagrams.q_key = q_key,
-            // For `ReceiveDatagrams` and `Reset` the resource manager creates a new QP. The others
-            // apply to QPs with a peer.
+            // For `ReceiveDatagrams` and `Reset` the resource manager creates a new QP. The other
+            // changes apply to QPs with a peer.
             QpChange::ReceiveDatagrams { .. }
             | QpChange::Reset
             | QpChange::ReadyToReceive(_)

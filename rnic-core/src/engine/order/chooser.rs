@@ -1,7 +1,7 @@
-//! Chooses for each piece whether it is placed at once or held, and for how long.
+//! Decides whether a piece is placed at once or held, and for how long.
 //!
 //! The choice depends on the rule, the number of the QP and the position of the piece in the
-//! stream. Time only determines which of the held pieces are still held when the next one arrives.
+//! stream. Time only determines which pieces are still held when another arrives.
 
 use std::time::Duration;
 

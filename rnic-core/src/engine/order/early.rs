@@ -1,4 +1,4 @@
-//! Bytes of the source of a Read that are read before the others.
+//! Bytes of a Read's source that are read early.
 
 use crate::device::memory::Target;
 use crate::engine::requester::message::{Gather, Message, MessageSource};

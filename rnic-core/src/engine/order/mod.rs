@@ -6,9 +6,9 @@
 //! them to memory, [`served`] delays the Reads and atomic operations of the peer, and [`report`]
 //! records each inversion.
 //!
-//! A held piece is written like a segment that has just arrived: its STag is checked again. Nothing
-//! is held beyond a [barrier](model::Barrier), the end of the stream, a change of the QP or the
-//! revocation of its STag, so after any of these a late write cannot occur.
+//! A held piece is written like a segment that has just arrived: its STag is checked again. A
+//! [barrier](model::Barrier), the end of the stream, a change of the QP and the revocation of its
+//! STag place all held pieces, so no write can occur after any of these.
 
 mod chooser;
 mod early;

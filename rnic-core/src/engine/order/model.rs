@@ -1,4 +1,4 @@
-//! The memory models as data: which effects may change places, and which events end the freedom.
+//! The memory models as data: which effects may be reordered, and which events are barriers.
 //!
 //! `docs/memory-order.md` has the same tables with their reasons. The rules are those of RFC 5040
 //! (RDMAP), RFC 5041 (DDP) and RFC 7306, of the IBTA specification, volume 1, and of PCI Express,

@@ -1,7 +1,7 @@
 //! Pieces of incoming messages that have arrived and are not visible yet.
 //!
-//! This module decides which piece is placed next. It sees neither memory nor the engine, so that
-//! tests can run it alone: the caller places what it returns.
+//! This module decides which piece is placed next. It has no access to memory or the engine, so
+//! that tests can run it alone: the caller places the pieces.
 
 use std::collections::VecDeque;
 
@@ -156,8 +156,8 @@ impl Pending {
         (PieceId { stream: self.stream, message, offset: 0 }, active)
     }
 
-    /// Takes in the payload of a segment. `place` gets the pieces that are placed now. Fails if the
-    /// payload cannot be read, without a change.
+    /// Accepts the payload of a segment. Calls `place` for each piece that is placed now. If the
+    /// payload cannot be read, fails without any change.
     pub(super) fn arrive(
         &mut self,
         arrival: Arrival,
@@ -174,7 +174,8 @@ impl Pending {
             parts.push(bytes);
             from = end;
         }
-        // What is still held afterwards is due later, and so is a piece that must not pass it.
+        // Pieces that are still held afterwards are due later, and so is a piece that must not pass
+        // them.
         self.release_due(now, &mut place);
         let mut current = self.current(arrival.kind);
         if arrival.kind == Kind::Response && arrival.last {
@@ -265,7 +266,7 @@ impl Pending {
             return place(&piece);
         }
         if self.keeps_order() {
-            // A piece passes no earlier one.
+            // A piece must not pass an earlier piece.
             let before = self.pieces.back().map_or(piece.until, |last| last.until);
             piece.until = piece.until.max(before);
         }
@@ -279,7 +280,7 @@ impl Pending {
         }
     }
 
-    /// Returns true if the model forbids that a piece passes an earlier one.
+    /// Returns true if the model forbids a piece to pass an earlier piece.
     pub(super) fn keeps_order(&self) -> bool {
         permission(self.rule.model, Inversion::Messages).is_none()
     }
@@ -293,8 +294,8 @@ impl Pending {
         candidates.min_by_key(|(_, piece)| piece.rank).map(|(index, _)| index)
     }
 
-    /// Places a piece. At a barrier, earlier pieces follow at once, so that only the order of
-    /// overlapping ones matters.
+    /// Places a piece. At a barrier, earlier pieces follow at once, so only the order of
+    /// overlapping pieces matters.
     fn release(&mut self, index: usize, barrier: bool, place: &mut impl FnMut(&Piece)) {
         let Some(piece) = self.pieces.get(index) else { return };
         let part = piece.part;
@@ -307,8 +308,8 @@ impl Pending {
         place(&piece);
     }
 
-    /// Notes that `part` passes the oldest of the first `before` pieces, or if `overlapping` the
-    /// oldest that it overlaps.
+    /// Records that `part` passes the oldest of the first `before` pieces, or if `overlapping`, the
+    /// oldest piece that it overlaps.
     fn note_inversion(&mut self, before: usize, part: &Part, overlapping: bool) {
         let passed = self.pieces.iter().take(before).map(|piece| piece.part);
         let first = passed.into_iter().find(|first| !overlapping || first.overlaps(part));

@@ -106,7 +106,7 @@ impl Qp {
 }
 
 impl QpCore {
-    /// Takes in the payload of a segment: places some pieces and holds the others.
+    /// Accepts the payload of a segment: places some pieces and holds the others.
     pub(in crate::engine) fn arrive(
         &mut self,
         stags: &StagTable,
@@ -130,7 +130,7 @@ impl QpCore {
         }
     }
 
-    /// Notes that a message ends without further payload.
+    /// Ends a message that has no further payload.
     pub(in crate::engine) fn end_message(&mut self, kind: Kind) {
         if let Some(order) = &mut self.order {
             order.pending.end_message(kind);
@@ -189,7 +189,7 @@ impl QpCore {
         }
         let Some(mut order) = self.order.take() else { return };
         let owner = Owner { key: self.key, session: self.session };
-        // Never an excess, since there is room.
+        // Exceeds no limit, because there is room.
         engine.held.set(&mut order.charge, owner, order.pending.bytes());
         let read = order.read.as_ref().map(|read| read.until);
         let atomic = order.atomic.as_ref().map(|atomic| atomic.until);

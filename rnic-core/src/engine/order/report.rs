@@ -47,7 +47,8 @@ pub(super) fn record(order: &mut PendingSet, core: &QpCore, engine: &mut EngineS
 }
 
 impl DelayedRead {
-    /// Describes the delay of the response until after `latest`, the last Write placed meanwhile.
+    /// Describes the delay of the response until after `latest`, the last Write placed during the
+    /// delay.
     fn account(&self, latest: Option<Part>, model: OrderModel) -> Option<Account> {
         let ReadRequest { size, src_stag, src_to, .. } = self.request;
         let to = src_to.0;

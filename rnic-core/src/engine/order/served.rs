@@ -1,10 +1,10 @@
 //! Requests of the peer that this side answers late.
 //!
-//! Of the source of a Read, the last bytes are read when the request arrives, and the others when
-//! the response is generated. Between the two, stores of this host and later Writes of the peer
-//! change the source. The result of an atomic operation on attached memory is written some time
-//! after the word was read, so stores of this host are lost between the two. Other atomic
-//! operations on memory of the same address space write it first
+//! The last bytes of a Read's source are read when the request arrives, and the others when the
+//! response is generated. In between, stores of this host and later Writes of the peer may change
+//! the source. The result of an atomic operation on attached memory is written some time after the
+//! word was read, so stores of this host in between are lost. Other atomic operations on memory of
+//! the same address space write this result first
 //! ([`AddressSpace::begin_update`](rnic_abi::shm::AddressSpace::begin_update)).
 
 use super::chooser::delays;
@@ -50,7 +50,7 @@ impl Qp {
         let (id, active) = order.pending.number_message();
         let chosen = active && delays(&order.pending.rule.order, id);
         if read.is_none() {
-            // At most IRD of them.
+            // There are at most IRD atomic operations.
             order.atomics.push_back(AtomicChoice { message: id.message, delays: chosen });
         }
         // At most one Read at a time, which also holds back the responses after it.

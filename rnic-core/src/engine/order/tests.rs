@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// Words of memory, each written once: by which word of the stream, and when it arrived.
+/// For each word of memory: the word of the stream that writes it, and the time of its arrival.
 struct Oracle {
     /// Arrival time of each word of the stream.
     arrived: Vec<Time>,

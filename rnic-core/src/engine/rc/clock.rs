@@ -2,7 +2,7 @@
 //! carry it (IBTA specification, volume 1, section 9.7.6.1.3), and for a receive (9.7.5.2.8).
 //!
 //! A RoCE adapter retransmits and counts retries. Here TCP retransmits, so only the total time
-//! after which the adapter would give up applies.
+//! after which an adapter gives up applies.
 
 use std::time::Duration;
 
@@ -99,7 +99,7 @@ impl Qp {
             return None;
         };
         if is_stopped && !life.phase().flushes() {
-            // A UC QP completes its requests, except one of which a part has been sent.
+            // A UC QP completes its requests, except a request that has been sent in part.
             let reliable = transport.acknowledges();
             let is_inside = !reliable && requester.message().is_some();
             let has_work =
@@ -192,8 +192,8 @@ impl Qp {
                 self.finish(engine, true);
                 self.retire(engine);
             }
-            // There is no CQ slot for its completion. The doorbell of the CQ causes a turn, which
-            // restarts the clock.
+            // The completion needs a CQ slot. The doorbell of the CQ causes a turn, which restarts
+            // the clock.
             Ok(None) => {}
             Err(error) => self.request_error(engine, error),
         }

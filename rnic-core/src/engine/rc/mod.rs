@@ -1,12 +1,12 @@
 //! RC and UC QPs: the layer above RDMAP that gives an iWARP stream the behaviour of a RoCE adapter.
 //!
-//! Such a QP exists without a stream before its peer connects and after it has gone ([`streams`];
-//! [`StreamPhase::Unlinked`](super::phase::StreamPhase::Unlinked)). The requests of an RC QP are
-//! done when the peer has acknowledged them ([`acknowledge`](super::requester::acknowledge)). A
+//! Such a QP has no stream before its peer connects and after its peer has left ([`streams`];
+//! [`StreamPhase::Unlinked`](super::phase::StreamPhase::Unlinked)). The requests of an RC QP
+//! complete when the peer has acknowledged them ([`acknowledge`](super::requester::acknowledge)). A
 //! Terminate that blames a request determines the status of that request ([`terminate_blame`]). The
 //! refusal of a request waits for the responses to earlier ones ([`refusal`]). Each end notifies
 //! the other when a receive is missing ([`rnr`]). Time limits ([`clock`]) end the wait for a peer
-//! that is absent, has no receive or is silent.
+//! that is absent, silent, or has no receive.
 
 mod clock;
 mod refusal;
@@ -94,8 +94,9 @@ impl RcState {
         self.state() == QpState::Rts
     }
 
-    /// Returns how many requests may await a response: as many as the program wants and the peer
-    /// accepts. A peer that accepts none is sent one, and refuses it.
+    /// Returns the maximum number of requests that await a response: the minimum of the program's
+    /// and the peer's limit. A peer limit of 0 counts as 1, so that the peer gets a request and
+    /// refuses it.
     pub(super) fn ord(&self) -> u16 {
         let wanted = self.sending.map_or(0, |sending| sending.ord);
         self.peer.map_or(wanted, |peer| wanted.min(peer.ird.max(1)))

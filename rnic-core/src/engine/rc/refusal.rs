@@ -1,12 +1,12 @@
 //! The refusal of a request by an RC responder that owes responses to earlier requests.
 //!
-//! A RoCE adapter carries out requests in order: a NAK follows the responses to all requests before
-//! the refused one and acknowledges them (IBTA specification, volume 1, section 9.7.5.1). Here
+//! A RoCE adapter executes requests in order: a NAK follows the responses to all requests before
+//! the refused request and acknowledges them (IBTA specification, volume 1, section 9.7.5.1). Here
 //! Reads and atomic operations wait in the requester while later segments are received, so the
 //! Terminate of a refused request waits in [`StreamPhase::Refusing`] until their responses are
 //! sent. During this wait, responses of the peer are still handled, because the peer may refuse a
 //! request of this side at the same time and must first send its own responses. Requests of the
-//! peer are dropped, and this side begins none. `engine.terminate_deadline` limits the wait.
+//! peer are dropped, and this side begins no requests. `engine.terminate_deadline` limits the wait.
 //!
 //! A QP of the iWARP device sends its Terminate at the earliest opportunity, as RFC 5040 section
 //! 7.1 requires.

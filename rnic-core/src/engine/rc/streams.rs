@@ -18,7 +18,7 @@ impl Qp {
         if self.life.phase().flushes() {
             return;
         }
-        // The change may take away the rights that held data needs.
+        // The change may revoke rights that held data need.
         self.core.place_pending(engine);
         let Some(rc) = &mut self.rc else { return };
         match *change {

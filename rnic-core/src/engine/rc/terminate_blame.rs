@@ -1,4 +1,4 @@
-//! Meaning of the peer's Terminate: it blames a request, or only ends the stream.
+//! Interprets the peer's Terminate: it blames a request, or only ends the stream.
 
 use crate::ddp::Header;
 use crate::engine::qp::Qp;
@@ -11,9 +11,9 @@ impl Qp {
         transport.outlives_stream() && transport.blamed_status(t).is_none()
     }
 
-    /// Notes the number of the Write that a Terminate of this side reports, for the notice before
-    /// it. The enclosed header has only STag and offset, which several Writes of the peer may
-    /// share.
+    /// Records the number of the Write that a Terminate of this side reports, for the notice that
+    /// precedes the Terminate. The enclosed header has only STag and offset, which several Writes
+    /// of the peer may share.
     pub(in crate::engine) fn number_refused_write(&mut self, payload: &[u8]) {
         let header = Terminate::parse(payload).ok().and_then(|t| t.ddp_header);
         if let Some(Ok((Header::Tagged(header), _))) = header.map(Header::parse)

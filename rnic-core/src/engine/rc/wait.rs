@@ -7,9 +7,9 @@ pub(super) enum Wait {
     Stream,
     /// For a receive of the peer.
     Receive,
-    /// For a QP that a fault rule has stopped, or whose link it has stalled: this one or its peer.
+    /// For this QP or its peer, which a fault rule has stopped or whose link it has stalled.
     Stopped,
-    /// For any answer of a peer that owes one, or that accepts no more bytes.
+    /// For a peer that owes an answer, or that accepts no more bytes.
     Answer,
     /// For more requests, which the same acknowledgement request could cover.
     AckRequest,

@@ -79,7 +79,8 @@ pub enum Role {
     },
     /// Sends nothing before it has received a valid FPDU (RFC 5044 section 7.1.2 rule 4).
     Responder {
-        /// RTRs to expect: if the first message is one of these kinds, the Responder absorbs it.
+        /// RTRs to expect: if the first message is of one of these kinds, the Responder consumes it
+        /// as the RTR.
         await_rtr: Option<RtrKinds>,
     },
 }
