@@ -1,8 +1,9 @@
 //! Admission of requests that arrive as messages: SIDR requests and connection requests.
 //!
-//! They cost only memory, and a sender can forge its address. So a request without room is dropped
-//! without an answer (a real requester sends it again). It evicts only requests of this kind, and
-//! only those of a host with more: as many wait of one host as of another.
+//! These requests cost only memory, and the sender can forge its address. So a request that finds
+//! no room is dropped without an answer, which a real requester handles by repeating it. A request
+//! evicts only another such request, and only of a host that has more of them, so hosts share the
+//! room equally.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub(super) enum NotAdmitted {
     Unserved,
     /// The daemon drains.
     Draining,
-    /// It has been answered as before, or dropped.
+    /// The request is a repetition that was answered again, or it was dropped.
     Handled,
 }
 
@@ -41,7 +42,7 @@ enum Room {
 }
 
 impl ConnectionManager {
-    /// Finds the listener of a request that is not waiting already, and makes room for it.
+    /// Finds the listener of a request that is not queued yet, and makes room for the request.
     pub(super) fn admit_message(
         &mut self,
         asked: Asked,
@@ -59,8 +60,8 @@ impl ConnectionManager {
         if self.draining {
             return Err(NotAdmitted::Draining);
         }
-        // Requests of this daemon are bounded by the requester's QPs and connection rate, and must
-        // not use up those of the listener's user.
+        // Requests from this daemon are bounded by the requester's QPs and connection rate. They
+        // must not consume the quota of the listener's user.
         if self.service.stays_local(to, from) {
             let has_room = self.can_queue(listener);
             return if has_room { Ok((listener, session)) } else { Err(NotAdmitted::Handled) };
@@ -76,8 +77,8 @@ impl ConnectionManager {
         Ok((listener, session))
     }
 
-    /// Finds room in the backlog and in the limits of start-ups. Without room, a message of a host
-    /// that has more waiting gives way, which makes room in all of them.
+    /// Finds room in the backlog and in the limits of start-ups. If a limit is reached, selects a
+    /// waiting request of a host with more requests to be evicted.
     fn room_for_message(
         &self,
         listener: ListenerId,

@@ -188,7 +188,8 @@ impl ConnectionManager {
     }
 }
 
-/// Returns true if two addresses have the same IP. Link-local ones must have the same scope.
+/// Returns true if two addresses have the same IP. Link-local addresses must also have the same
+/// scope ID.
 fn same_host(a: SocketAddr, b: SocketAddr) -> bool {
     match (a, b) {
         (SocketAddr::V6(a), SocketAddr::V6(b)) => a.ip() == b.ip() && a.scope_id() == b.scope_id(),

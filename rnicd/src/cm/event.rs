@@ -45,7 +45,7 @@ pub enum CmEvent {
     NoRequest {
         /// The listener that serves it.
         listener: ListenerId,
-        /// Reason why there is no request.
+        /// Reason why the request was withdrawn.
         reason: String,
     },
     /// The kernel has taken the rest of a rejection that was [`Rejection::Sending`], or its

@@ -2,11 +2,11 @@
 //!
 //! The [`ConnectionManager`] binds, listens and connects, and takes every TCP connection through
 //! MPA start-up with the state machines of [`rnic_core::stream::startup`]. A connection request is
-//! an object here before a QP is chosen for it. A connect to one of this daemon's own listeners
-//! needs no TCP connection: the same state machines exchange their frames in memory, so both paths
-//! negotiate in the same way. UD QPs are not connected; messages resolve which QP serves a port
-//! (`sidr`). RC and UC QPs are connected by messages too (`connection`), with the same listeners
-//! and requests. The results are [`CmEvent`]s.
+//! an object of its own, because its QP is chosen later. A connect to one of this daemon's own
+//! listeners needs no TCP connection: the same state machines exchange their frames in memory, so
+//! both paths negotiate in the same way. UD QPs are not connected; messages resolve which QP serves
+//! a port (`sidr`). RC and UC QPs are connected by messages too (`connection`), with the same
+//! listeners and requests. The results are [`CmEvent`]s.
 //!
 //! This module has no permissions or object tables, and identifies QPs by number. Limits are plain
 //! numbers in [`CmOptions`]. The manager reads no clock and never blocks: the control thread, its
@@ -162,8 +162,8 @@ impl ConnectionManager {
         self.qps.contains_key(&qp)
     }
 
-    /// Returns true if a QP is connecting and its peer has seen nothing of it: there is no TCP
-    /// connection yet.
+    /// Returns true if a QP is connecting and its TCP connection is not established yet, so the
+    /// peer has not seen the attempt.
     pub fn is_unseen_by_peer(&self, qp: QpId) -> bool {
         let slot = self.qps.get(&qp).and_then(|key| self.slots.get(*key));
         slot.is_some_and(|entry| matches!(&entry.slot, Slot::Active(a) if a.is_unseen_by_peer()))
@@ -293,7 +293,7 @@ impl ConnectionManager {
 
     /// Counts a stream that ended because `peer` used an STag of `session` without a right to it.
     pub fn stag_guessed(&mut self, session: SessionId, peer: IpAddr, at: Time) {
-        // Without its session, the guessed STags are gone too.
+        // The guesses of a removed session are not counted.
         if let Some(quota) = self.quotas.of(session) {
             self.guesses.record(quota.user, peer, at);
         }

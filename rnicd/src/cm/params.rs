@@ -25,15 +25,15 @@ pub struct CmOptions {
     pub ports: PortMap,
     /// Connects to this daemon's own listeners use no TCP connection.
     pub direct: bool,
-    /// Maximum connections of all users in start-up that hold a descriptor and no QP. Above it, a
-    /// connection of the user with the most is evicted for a new one.
+    /// Maximum connections of all users in start-up that hold a descriptor and no QP. At the limit,
+    /// a new connection evicts a connection of the user with the most.
     pub startups: usize,
     /// Configuration key of `startups`.
     pub startups_key: String,
     /// Kernel buffer sizes of the daemon's own connections.
     pub buffers: SocketBuffers,
     /// Connections per second that one remote host may open to the listeners of one user. Further
-    /// ones are reset.
+    /// connections are reset.
     pub peer_connections_per_second: u32,
     /// Invalid STags of one user that a peer's address may use within a minute before that user's
     /// listeners reset its connections.

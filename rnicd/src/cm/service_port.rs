@@ -1,7 +1,7 @@
 //! The device's ports and their services: port spaces of rdma_cm on the RoCE device.
 //!
-//! The daemon manages these port spaces itself: their addresses are those of the device's ports,
-//! and no kernel socket is bound to them.
+//! The daemon manages these port spaces itself, for the addresses of the device's ports. No kernel
+//! socket is bound to them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -129,9 +129,9 @@ impl ServicePort {
         self.secret.hash_one(self.transactions)
     }
 
-    /// Returns true if a message without a program's decision may be sent. Those to other daemons
-    /// are rate-limited, so that this daemon amplifies no flood, and a host that floods it takes
-    /// only a part of the answers.
+    /// Returns true if the daemon may send an answer that no program has decided. Answers to other
+    /// daemons are rate-limited in total, so that the daemon does not amplify a flood, and per
+    /// host, so that a flooding host does not consume all answers.
     pub(super) fn may_answer(&mut self, from: IpAddr, to: IpAddr, now: Time) -> bool {
         self.stays_local(from, to)
             || self.answers_to_host.take(host(to), ANSWERS_TO_HOST, now)
@@ -148,9 +148,9 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Range of ports that the daemon chooses from: IANA's dynamic ports.
 const FIRST_PORT: u16 = 49_152;
 const LAST_PORT: u16 = u16::MAX;
-/// Maximum messages per second to other daemons without a program's decision.
+/// Maximum answers per second to other daemons that no program has decided.
 const ANSWERS_PER_SECOND: u32 = 1000;
-/// Maximum messages per second of these to one host.
+/// Maximum of these answers per second to one host.
 const ANSWERS_TO_HOST: u32 = 200;
 /// Number of hosts whose rate is known.
 const HOSTS_REMEMBERED: usize = 1024;

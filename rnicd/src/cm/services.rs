@@ -1,7 +1,7 @@
-//! Messages and listeners of the services on the RoCE device, for SIDR and for connections.
+//! Messages and listeners of the RoCE device's services, for SIDR and for connections.
 //!
-//! Management datagrams between two ends in this daemon are passed in memory. Others leave as
-//! [`CmEvent::Management`] and arrive in
+//! Management datagrams between two ends in this daemon are passed in memory. Other datagrams are
+//! sent as [`CmEvent::Management`] and received by
 //! [`handle_management`](ConnectionManager::handle_management).
 
 use std::io;
@@ -33,7 +33,7 @@ impl ConnectionManager {
     }
 
     /// Handles a management datagram from another daemon. Ignores datagrams that claim to come from
-    /// this daemon. Those of other classes are answered as unsupported, or ignored.
+    /// this daemon. Datagrams of other classes are answered as unsupported, or ignored.
     pub fn handle_management(&mut self, from: IpAddr, to: IpAddr, mad: &Bytes, now: Time) {
         if !self.service.is_local(from) {
             self.message_arrived(from, to, mad, now);

@@ -10,7 +10,8 @@ use super::listener::Listener;
 use super::net;
 use crate::socket::Socket;
 
-/// Sheds connections when there are no descriptors, and limits the log of rejected connections.
+/// Resets new connections when no descriptor is free, and rate-limits the log of rejected
+/// connections.
 #[derive(Debug)]
 pub(super) struct Shedding {
     /// Open descriptor that is closed for an accept when all others are in use.
@@ -28,7 +29,7 @@ impl Shedding {
     pub(super) fn shed(&mut self, listener: &Listener) -> bool {
         let Some(listener) = listener.socket() else { return false };
         if self.spare.take().is_none() {
-            // Another thread took the spare descriptor. Try to get one again.
+            // Another thread took the spare descriptor. Try to open a new one.
             self.spare = open_spare();
             return false;
         }

@@ -110,7 +110,7 @@ impl Slot {
             Slot::Direct(d) => Some(d.qp),
             Slot::SidrResolution(a) => Some(a.qp),
             Slot::Listener { .. } | Slot::SidrRequest(_) | Slot::RcRequest(_) => None,
-            // Its QP may have a stream in start-up besides.
+            // The QP of `Rc` may also have a stream in start-up.
             Slot::Closing(_) | Slot::Returning(_) | Slot::RequestCheck(_) | Slot::Rc(_) => None,
         }
     }
@@ -144,8 +144,8 @@ impl Slot {
         }
     }
 
-    /// Returns the own and the peer's address of a connection of an RC or UC QP, or of a request
-    /// for one.
+    /// Returns the local and the peer's address of a connection of an RC or UC QP, or of a request
+    /// for such a connection.
     pub(super) fn rc_addresses(&self) -> Option<(IpAddr, IpAddr)> {
         match self {
             Slot::Rc(c) => Some(c.ends()),

@@ -2,9 +2,9 @@
 //!
 //! An invalid STag ends the stream, so a guesser must connect again and again. When an address has
 //! used too many invalid STags on one user's connections within a minute, that user's listeners
-//! reject it for the rest of the minute. Other users' listeners do not: a user can provoke guesses
-//! on its own connections only. Each user's table is bounded. A full table evicts the user's oldest
-//! entry. Only a peer with more than a thousand addresses gains from that.
+//! reject it for the rest of the minute. Other users' listeners still accept it, so a user cannot
+//! provoke guesses to block a peer for others. Each user's table is bounded, and a full table
+//! evicts its oldest entry. Only a peer with more than a thousand addresses benefits from that.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -1,15 +1,15 @@
 //! Connections in start-up that hold a descriptor and no QP: charges to users, and eviction.
 //!
-//! Each is charged to the user of the listener or of the connecting program. If there is no room
-//! for another, a connection is evicted: of the user with the most connections, and of those the
-//! oldest from the remote host with the most. The requester counts as if it had one more,
-//! so a user never evicts others that have no more than itself. Connections that wait for their
-//! peer are evicted before requests that wait for the user's program. Such requests are evicted
-//! only for another user: the user's own new connections are rejected instead, as with a full
-//! backlog.
+//! Each connection is charged to the user of the listener or of the connecting program. At the
+//! limit, a new connection evicts the oldest connection from the remote host with the most
+//! connections of the user with the most. The new connection already counts for its own user, so a
+//! user never evicts connections of a user that has no more than itself. Connections that wait for
+//! their peer are evicted before requests that wait for the user's program. Such requests are
+//! evicted only for another user: the user's own new connections are rejected instead, as with a
+//! full backlog.
 //!
 //! The sender of a message can forge its address. So a request that came as a message evicts only
-//! another one, and only of a host with more of them.
+//! another such request, and only of a host with more of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -42,7 +42,7 @@ pub(super) struct Charge {
 pub(super) struct Startups {
     users: HashMap<u32, Share>,
     most: Ranking<u32>,
-    /// Number of charges ever made, which is the `age` of the newest one.
+    /// Number of charges made so far, which is the `age` of the newest charge.
     aged: u64,
     total: usize,
 }
@@ -157,8 +157,8 @@ impl HostSlots {
         true
     }
 
-    /// Returns the oldest slot of the host with the most, if it would still have as many as the
-    /// host of `newcomer` after its eviction.
+    /// Returns the oldest slot of the host with the most slots, if that host has at least two more
+    /// than the host of `newcomer`.
     pub(super) fn of_larger_host(&self, newcomer: IpAddr) -> Option<usize> {
         let (count, largest) = *self.most.order.last()?;
         let slots =
@@ -208,8 +208,8 @@ impl<K: Copy + Eq + Hash + Ord> Ranking<K> {
         }
     }
 
-    /// Returns the key with the highest count, as if `newcomer` had one more. Returns `newcomer`
-    /// itself only if it has one already.
+    /// Returns the key with the highest count, counting one more for `newcomer`. Returns `newcomer`
+    /// only if its count is not 0.
     fn largest_with(&self, newcomer: Option<K>) -> Option<K> {
         let (count, key) = *self.order.last()?;
         let of_newcomer = newcomer.map(|key| (self.of(key), key));
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!((s.total(), s.of(A), s.of(B)), (6, 5, 1));
         assert_eq!(s.victim(B, peer(9)), Some(2));
         assert_eq!(s.victim(A, peer(3)), Some(2));
-        // With one more, host 1 would have as many as host 2.
+        // Including the new connection, host 1 has as many as host 2.
         assert_eq!(s.victim(A, peer(1)), Some(1));
         assert_eq!(s.own_victim(B, peer(1)), Some(0));
         assert_eq!(s.own_victim(1002, peer(1)), None);

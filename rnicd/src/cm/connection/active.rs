@@ -68,7 +68,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Handles REP. A repeated one is answered with RTU again.
+    /// Handles REP. Answers a repeated REP with another RTU.
     pub(super) fn handle_rc_reply(&mut self, from: IpAddr, to: IpAddr, reply: &Reply, now: Time) {
         let Some(key) = self.connection(from, to, reply.ids) else { return };
         let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {

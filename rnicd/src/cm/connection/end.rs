@@ -61,9 +61,9 @@ impl ConnectionManager {
         }
     }
 
-    /// Ends a connection or an attempt. If the peer knows its IDs, they remain in use until
-    /// messages under way have arrived, so none of these belongs to a later connection or makes a
-    /// request. Connection rates bound the number of connections in this phase.
+    /// Ends a connection or an attempt. If the peer knows its IDs, they stay reserved until delayed
+    /// messages have arrived (timewait), so that such a message neither matches a later connection
+    /// nor counts as a new request. Connection rates bound the number of connections in this phase.
     pub(super) fn end_connection(&mut self, key: usize, now: Time) {
         let Some(Slot::Rc(c)) = self.slots.get_mut(key).map(|entry| &mut entry.slot) else {
             return;
@@ -123,7 +123,7 @@ impl ConnectionManager {
         keys.filter(is_local).collect()
     }
 
-    /// Makes DREQ the message of a connection. It begins a transaction of its own.
+    /// Sends DREQ as a new transaction.
     fn begin_disconnect(&mut self, key: usize) {
         let transaction = self.service.new_transaction();
         self.set_phase(key, Phase::Disconnecting);
@@ -134,8 +134,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Handles DREQ. Answers it also if there is no such connection (any more): the answer to an
-    /// earlier one may have been lost.
+    /// Handles DREQ. Sends DREP even without such a connection, because the DREP to an earlier DREQ
+    /// may have been lost.
     pub(super) fn handle_disconnect(
         &mut self,
         from: IpAddr,
@@ -185,7 +185,7 @@ impl ConnectionManager {
         now: Time,
     ) {
         let Exchange { transaction, id } = reject.ids.exchange;
-        // A requester that gives up may not know this end's ID.
+        // A requester that gives up before REP does not know this end's ID.
         let of_request = self.connections.by_request.get(&(from, reject.ids.exchange));
         let key = of_request.or_else(|| self.connections.by_id.get(&reject.ids.receiver)).copied();
         let Some(key) = key else { return };

@@ -2,8 +2,8 @@
 //! chapter 12): [`active`] requests a connection, [`passive`] answers, and either end ends it
 //! ([`end`]). A message that is not answered in time is repeated.
 //!
-//! Connections are between programs. The QPs find each other by the attributes that the programs
-//! exchange here, as without a connection manager, so this module does not change them.
+//! This module does not change the QPs. As without a connection manager, the programs set the QP
+//! attributes, which they exchange here.
 
 mod active;
 mod end;
@@ -30,8 +30,7 @@ impl ConnectionManager {
         self.connections.by_qp.contains_key(&qp)
     }
 
-    /// Handles a message of a peer. Messages that belong to no connection are ignored, unless they
-    /// are requests.
+    /// Handles a message of a peer. Ignores messages without a connection, except for requests.
     pub(super) fn handle_connection(
         &mut self,
         from: IpAddr,
@@ -138,7 +137,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Refuses a QP that has a connection. One that only waits for its DREP is abandoned.
+    /// Refuses a QP that has a connection. A connection that only waits for DREP is abandoned
+    /// instead.
     fn check_unconnected(&mut self, qp: QpId, now: Time) -> Result<(), Refusal> {
         let slot = self.connections.by_qp.get(&qp).and_then(|key| self.slots.get(*key));
         match slot.map(|entry| &entry.slot) {
@@ -193,7 +193,7 @@ fn mtu_code(bytes: u16) -> u8 {
     u8::try_from(bytes.max(256).ilog2() - 7).unwrap_or(5).min(5)
 }
 
-/// Returns the path MTU of a code; `None` for a code without one.
+/// Returns the path MTU of an InfiniBand MTU code, or `None` if the code is invalid.
 fn mtu_of(code: u8) -> Option<u16> {
     (1..=5).contains(&code).then(|| 128 << code)
 }
@@ -209,7 +209,8 @@ const REPEATS: u8 = 15;
 /// Time for which messages of an ended connection may still arrive. The kernel derives the same
 /// time from the packet lifetime of RoCE.
 const TIMEWAIT: Duration = Duration::from_nanos(4096 << ACK_TIMEOUT);
-/// Longest further time that a peer may ask for (69 s), as a code. The kernel asks for as much.
+/// Longest service timeout that a peer may request in MRA (69 s), as a code. The kernel requests
+/// this much.
 const LONGEST_DELAY: u8 = 24;
-/// ACK timeout that requests name: one more than the packet lifetime of RoCE paths in the kernel.
+/// Local ACK timeout in requests: one more than the packet lifetime of RoCE paths in the kernel.
 const ACK_TIMEOUT: u8 = 17;

@@ -98,7 +98,7 @@ impl ConnectionManager {
     ) -> Result<(u16, u16), Reason> {
         let source = self.service.index_of(to).ok_or(Reason::INVALID_GID)?;
         let gids = [from, to].map(|ip| Gid::from(self.service.port_of(ip)));
-        // Otherwise the QPs would find another host than the one that asks.
+        // With other GIDs, the QPs would connect to a host other than the requester.
         if gids != [asked.from_gid, asked.to_gid] {
             return Err(Reason::INVALID_GID);
         }
@@ -107,7 +107,7 @@ impl ConnectionManager {
         if is_tcp && asked.kind == Service::Unreliable {
             return Err(Reason::INVALID_SERVICE_TYPE);
         }
-        // 0 would stand for an unknown ID.
+        // 0 stands for an unknown ID.
         if asked.exchange.id == 0 {
             return Err(Reason::NO_RESOURCES);
         }
@@ -218,7 +218,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Ends an undecided request. Repetitions that are still under way get the returned rejection.
+    /// Ends an undecided request. Returns the rejection, which also answers late repetitions.
     pub(super) fn end_rc_request(&mut self, key: usize, why: &str) -> Option<Bytes> {
         let asked = self.withdraw_rc_request(key, why)?;
         let message = rejection(asked.ids(), Rejected::REQUEST, Reason::TIMEOUT).emit();

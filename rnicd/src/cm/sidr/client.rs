@@ -122,8 +122,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Cancels a resolution. A request that is undecided in this daemon is withdrawn; one in
-    /// another daemon ends at its own deadline.
+    /// Cancels a resolution. A request that is undecided in this daemon is withdrawn. A request in
+    /// another daemon ends at its deadline there.
     pub(in crate::cm) fn cancel_resolution(&mut self, asking: &SidrResolution) {
         let AddressPair { local, peer } = asking.addresses;
         if self.service.stays_local(local.ip(), peer.ip()) {

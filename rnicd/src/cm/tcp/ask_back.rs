@@ -30,7 +30,7 @@ impl ConnectionManager {
         self.room_for_start_up(session, peer, now)?;
         self.charge(self.undecided(request)?, session, peer, WaitsFor::Peer);
         self.room_for_start_up(session, peer, now)?;
-        // With room for only one start-up, the request was evicted.
+        // Making room may have evicted the request itself.
         self.undecided(request)?;
         let active = match self.begin_connect(params, now)? {
             Ok(active) => active,

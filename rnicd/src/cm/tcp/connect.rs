@@ -125,7 +125,7 @@ impl ConnectionManager {
             }
         };
         self.deregister(&stream);
-        // A client connected a passed socket itself, so its port is not mapped.
+        // The client connected a passed socket itself, so the peer's port is not mapped.
         let peer = net::canonical(params.peer);
         let peer = if stream.is_passed() { peer } else { self.options.ports.named(peer) };
         let addresses = AddressPair { local, peer };

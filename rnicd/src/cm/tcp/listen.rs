@@ -1,10 +1,9 @@
 //! Binds and listens, and limits incoming connections.
 //!
-//! Connections without a request and undecided requests must not exhaust the descriptors. They are
-//! counted per user. At the limit, or without descriptors, a connection of the user with the most
-//! is evicted. If none can be evicted, one connection is accepted with a spare descriptor and
-//! reset. If that is not possible either, the listener is tried again after a pause, so the thread
-//! does not spin.
+//! Connections without a request and undecided requests must not exhaust the descriptors, so they
+//! are counted per user. At the limit, or if no descriptor is free, a connection of the user with
+//! the most is evicted. If none can be evicted, the new connection is accepted with a spare
+//! descriptor and reset. If that fails too, the listener pauses, so that the thread does not spin.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -203,8 +202,8 @@ impl ConnectionManager {
         let _ = self.begin(session, id, stream, addresses, now);
     }
 
-    /// Makes room for one more start-up of this session's user from this peer, by evicting another
-    /// one if necessary. Returns false if there is still no room.
+    /// Makes room for a start-up of this session's user from this peer, and evicts another start-up
+    /// if necessary. Returns false if there is still no room.
     pub(in crate::cm) fn make_room(&mut self, session: SessionId, peer: IpAddr, now: Time) -> bool {
         let user = self.quotas.user(session);
         let (victim, key, limit) = match self.quotas.of(session) {
@@ -271,8 +270,8 @@ impl ConnectionManager {
         registered
     }
 
-    /// Frees a descriptor or sheds one connection. Returns false if neither is possible now. The
-    /// peer's address is unknown before the accept.
+    /// Frees a descriptor or resets one new connection. Returns false if neither is possible now.
+    /// The peer's address is unknown until accept(2) succeeds.
     fn free_descriptor(&mut self, id: ListenerId, now: Time) -> bool {
         let Some(listener) = self.listeners.get(&id) else { return false };
         let user = self.quotas.user(listener.session);

@@ -1,9 +1,9 @@
 //! MPA start-up over TCP.
 //!
 //! `active` and `passive` drive the state machine of one connection; `rejected` finishes rejected
-//! connections. The others hold calls and events of the
-//! [`ConnectionManager`](super::ConnectionManager): `connect` and `accept` for each end, `listen`
-//! for listeners and limits, `passed` for connections that clients pass, `ask_back` for queries.
+//! connections. The other modules have the calls of the
+//! [`ConnectionManager`](super::ConnectionManager): `connect`, `accept`, `listen` with the limits,
+//! `passed` for connections that clients pass, `ask_back` for queries.
 
 mod accept;
 pub(super) mod active;

@@ -2,8 +2,8 @@
 //!
 //! Such a connection may have carried other traffic before ("delayed" start-up, RFC 5044 section
 //! 7.1.2) and may continue with it after a rejection. So start-up reads no byte beyond the peer's
-//! frame, and after a rejection the daemon releases the socket as it is. There is no retry as
-//! revision 1, which would need a second connection, and no direct path.
+//! frame, and after a rejection the daemon leaves the socket connected. Start-up does not fall back
+//! to revision 1, which would need a second connection, and never uses the direct path.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -142,7 +142,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Gives up sending a rejection. Half a reply cannot be continued, so the connection ends.
+    /// Gives up sending a rejection. Ends the connection, because the client cannot complete a
+    /// partial reply.
     pub(in crate::cm) fn end_returning(&mut self, key: usize) {
         if let Some(Slot::Returning(returning)) = self.remove(key) {
             self.returned(&returning);
@@ -156,6 +157,5 @@ impl ConnectionManager {
     }
 }
 
-/// Maximum time for the peer to make room for a rejection. The client cannot send other requests
-/// during this time.
+/// Maximum time for the kernel to accept a rejection. The client's other requests wait for this.
 const RETURN_DEADLINE: Duration = Duration::from_secs(10);

@@ -207,7 +207,7 @@ fn lost_messages_are_repeated() {
     a.is_silent();
     b.accept_rc(request);
     let rep = b.mad();
-    // REP is lost: repeated by itself, and for another REQ.
+    // REP is lost. It is repeated after a timeout, and for a repeated REQ.
     b.pass(REPEAT);
     assert_eq!(b.mad().2, rep.2);
     b.take(&req);
@@ -487,7 +487,7 @@ fn requests_without_room_are_dropped() {
     b.asked_rc();
     b.is_silent();
     assert_eq!(b.row().pending, 2);
-    // A repetition finds room after a decision.
+    // After a decision, a repeated request finds room.
     b.accept_rc(first);
     b.mad();
     b.take(&mads[2]);
@@ -560,7 +560,7 @@ fn first_message_replaces_a_lost_rtu() {
     b.take(&rtu);
     b.cm.communication_established(PASSIVE);
     b.is_silent();
-    // A program that hears of the message itself.
+    // The program reports the message itself.
     let mut b = Node::at(B, options());
     b.serve_rc(B, 1);
     let request = asked_by(&mut Node::at(A, options()), &mut b);
@@ -794,15 +794,15 @@ fn hosts_share_the_undecided_requests() {
         for (n, first) in (1..=20).zip(&flood) {
             forge(&mut b, A, 200 + n, &template);
             if n <= 4 {
-                // The oldest request of the flood gives way.
+                // The oldest request of the flood is evicted.
                 b.withdrawn(*first);
                 b.asked_rc();
             }
         }
-        // Now each host has half of them.
+        // Now each host has half of the requests.
         forge(&mut b, "192.0.2.66", 300, &template);
         b.is_silent();
-        // A third host gets its share of both.
+        // A third host gets its share from both.
         for n in 1..=3 {
             forge(&mut b, "192.0.2.5", 400 + n, &template);
         }

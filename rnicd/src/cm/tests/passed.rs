@@ -116,7 +116,7 @@ fn rejected_initiator_leaves_bytes_after_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     read(&mut r.peer, 28, &mut r.node);
-    // One byte at a time, and the last one together with the bytes after it.
+    // The bytes arrive one at a time, except that the last byte arrives with the bytes after it.
     let reply = frame(true, 0x60, 1, b"no");
     let (last, earlier) = reply.split_last().expect("not empty");
     for byte in earlier {
@@ -196,7 +196,7 @@ fn fill(client: &TcpStream, peer: &TcpStream) -> usize {
     let mut sent = 0;
     client.set_nonblocking(true).expect("flag");
     let mut last = Instant::now();
-    // The kernel still moves bytes when the first call finds no room.
+    // The kernel may still free buffer space after the first call fails.
     while last.elapsed() < Duration::from_millis(50) {
         for len in [4096, 1] {
             while let Ok(n) = (&mut &*client).write(&vec![0; len]) {
@@ -271,7 +271,7 @@ fn every_missing_request_is_reported() {
     r.peer.write_all(&frame(false, 0xC0, 0, &[])).expect("write");
     assert!(r.no_request().contains("revision 0"));
     assert_eq!(read(&mut r.peer, 20, &mut r.node)[17], 1);
-    // A newer connection, with room for only one.
+    // A newer connection evicts the older one: the limit is 1.
     let mut r = Rig::new();
     r.node = Node::new(CmOptions { startups: 1, ..options() });
     r.serve_over();

@@ -213,7 +213,7 @@ fn resolution_between_two_daemons() {
     b.cm.accept_datagrams(request.id, PASSIVE, Q_KEY, b"welcome", b.now).expect("accepted");
     let answer = b.mad();
     assert_eq!((answer.0, answer.1), (ip(B), ip(A)));
-    // The reply is lost. The repeated request gets the same one.
+    // The reply is lost. The repeated request gets the same reply.
     b.take(&asked);
     assert_eq!(b.mad().2, answer.2);
     a.take(&answer);
@@ -332,7 +332,7 @@ fn flood_fills_only_the_backlog() {
     let mut b = Node::at(B, CmOptions { startups: 6, ..options() });
     b.serve(B, 4);
     for n in 0..20_000_u64 {
-        // Many sources, which one host can forge.
+        // A single host can forge many source addresses.
         let from = IpAddr::from([198, 51, (n >> 8) as u8, n as u8]).to_string();
         b.take(&played(&from, B, n));
     }
@@ -368,7 +368,7 @@ fn unserved_requests_get_rate_limited_replies() {
         }
     }
     assert_eq!(answers, 1000);
-    // One host takes a part of the answers.
+    // A single host cannot consume all answers.
     b.pass(Duration::from_secs(2));
     let mut answers_to = |from: &str, requests: u64| {
         let answered = |n: &u64| {

@@ -4,7 +4,7 @@ use super::*;
 
 const ALICE: u32 = 1000;
 const MALLORY: u32 = 1001;
-/// Session and listener of Mallory. The others are Alice's.
+/// Mallory's session and listener. The other sessions and listeners are Alice's.
 const HERS: SessionId = SessionId(3);
 const HER_LISTENER: ListenerId = ListenerId(30);
 
@@ -67,7 +67,7 @@ fn flood_evicts_only_its_own_user() {
     let request = node.request().id;
     let now = node.now;
     node.cm.reject(request, &[], now).expect("undecided");
-    // The rejected one waits for its peer's FIN and still counts.
+    // The rejected connection waits for its peer's FIN and still counts.
     assert_eq!((node.row().pending, node.cm.startups_of(ALICE)), (0, 5));
 }
 
@@ -85,7 +85,7 @@ fn undecided_requests_are_evicted_with_an_event() {
     let (mut node, address, hers) = both(10, 10);
     let mut requests: Vec<_> = (0..10).map(|_| undecided(&mut node, hers)).collect();
     assert_eq!((node.cm.startups(), node.cm.startups_of(MALLORY)), (10, 10));
-    // Another one of hers is rejected, as with a full backlog.
+    // Mallory's next connection is rejected, as with a full backlog.
     let turned_away = raw(hers);
     node.until(|_| is_over(&turned_away));
     assert!(!requests.iter().any(|(stream, _)| is_over(stream)));
@@ -107,7 +107,7 @@ fn undecided_requests_are_evicted_with_an_event() {
     assert_eq!((node.cm.startups(), node.cm.next_timeout()), (0, None));
 }
 
-/// Sends a request that evicts another one. The owner of the evicted one gets an event.
+/// Sends a request that evicts another request, whose owner gets an event.
 fn undecided_after_withdrawal(
     node: &mut Node,
     to: SocketAddr,
