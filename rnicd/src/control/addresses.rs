@@ -55,7 +55,7 @@ impl Addresses {
 
     /// Requests another read of the addresses.
     pub(super) fn read_again(&self) {
-        // Full if a read is about to start; closed if the thread is gone.
+        // Fails if a read is already requested, or if the thread has ended.
         let _ = self.wanted.try_send(());
     }
 

@@ -1,4 +1,5 @@
-//! One client on the control socket: from its Hello to its end, one request at a time.
+//! A client's connection to the control socket, from its Hello to its end. It has one request at a
+//! time.
 //!
 //! The length is checked before a packet is decoded, and the request before a descriptor is taken.
 //! Nothing is read while a reply is pending, so a client can neither reorder requests nor queue
@@ -62,9 +63,9 @@ pub enum Incoming {
     Nothing,
     /// Hello, the client's first packet.
     Hello(Hello),
-    /// A request, and the descriptor that it carries: a memfd, a socket, or the client's memory. At
-    /// most its kind has been checked. `None` if the request carries none, or if this process had
-    /// no descriptor left for it.
+    /// A request and its descriptor: a memfd, a socket, or the client's memory. Only the
+    /// descriptor's kind was checked. `None` if the request has no descriptor, or if the kernel
+    /// dropped it because this process has too many.
     Request(Request, Option<Passed>),
     /// The connection has ended, and the session with it.
     End(End),
@@ -82,7 +83,7 @@ pub enum End {
     /// The client violated the protocol of the control socket.
     #[error("malformed message: {0}")]
     Malformed(String),
-    /// The client passed a descriptor while its user has too many that wait to be closed.
+    /// The client passed a descriptor while too many descriptors of its user wait to be closed.
     #[error("passed descriptors faster than the daemon can close them: {0}")]
     Crowded(Refusal),
     /// No Hello before the deadline.
@@ -216,9 +217,10 @@ impl Connection {
         }
     }
 
-    /// Takes the front packet with its descriptor, which must be of the wanted kind. Any others are
-    /// closed by the reaper, because a close may block forever. Returns `None` if the kernel
-    /// dropped the descriptor because this process had none left, which is not the client's fault.
+    /// Takes the first packet with its descriptor, which must be of the wanted kind. Passes other
+    /// descriptors to the reaper, because closing them may block forever. Returns `None` if the
+    /// kernel dropped the descriptor because this process had none left, which is not the client's
+    /// fault.
     fn take_wanted(
         &self,
         wanted: DescriptorKind,
@@ -299,9 +301,9 @@ pub fn reject_client(socket: BorrowedFd<'_>, reply: HelloReply) {
     let _ = Outbox::default().send(socket, packet);
 }
 
-/// Returns true if a descriptor is one that a request wants. The request that uses a socket checks
-/// that it is TCP. Any descriptor may be an address space: a call on a descriptor of an untrusted
-/// user can block, so `AttachMemory` checks it only for trusted users.
+/// Returns true if a descriptor is of the kind that a request needs. Requests with a socket check
+/// later that it is TCP. Any kind may be an address space: a call on a descriptor of an untrusted
+/// user can block, so `AttachMemory` checks it, and only for trusted users.
 fn is_wanted(wanted: DescriptorKind, kind: PassedKind) -> bool {
     match wanted {
         DescriptorKind::Memfd => kind == PassedKind::Memfd,

@@ -1,5 +1,6 @@
-//! Decides when to return memory to the kernel. The allocator keeps the memory of freed objects;
-//! some time after most objects of a burst have gone, the daemon asks it to return that memory.
+//! Decides when to return memory to the kernel. The allocator keeps the memory of freed objects.
+//! Some time after most objects of a burst were freed, the daemon tells the allocator to release
+//! it.
 
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ impl HighWater {
     }
 }
 
-/// Number of objects that must have gone.
+/// Minimum number of freed objects.
 const BURST: u64 = 256;
 /// Delay, during which the last objects are dropped. Bursts within this time count as one.
 const PAUSE: Duration = Duration::from_secs(2);

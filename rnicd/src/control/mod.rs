@@ -1,4 +1,4 @@
-//! The control plane: one thread, one poll, every socket that carries no data.
+//! The control plane: one thread that polls all sockets without RDMA traffic.
 //!
 //! Clients connect to a Unix socket. The kernel provides their identity, and a session lasts until
 //! its socket or its process ends. Requests go to the [resource manager](crate::resource), which

@@ -84,7 +84,7 @@ impl Notifier {
         due.is_some_and(|due| due.take_if(|due| *due <= now).is_some())
     }
 
-    /// Sends a keep-alive: this thread and all workers make progress.
+    /// Sends a keep-alive, which states that this thread and all workers make progress.
     pub fn send_keepalive(&mut self, now: Time) {
         if let Some(watchdog) = &mut self.watchdog {
             watchdog.due = Some(now.after(watchdog.every));

@@ -1,4 +1,4 @@
-//! SIGHUP reads the configuration file again. A file with any error changes nothing.
+//! Reloads the configuration file on SIGHUP. A file with an error changes nothing.
 //!
 //! A separate thread reads, parses and checks the file, so no client waits for a large file or a
 //! slow disk. The control thread applies the result in bounded time. Only one reload runs at a
@@ -156,7 +156,7 @@ impl Reloader {
     }
 }
 
-/// Logs the first lines of a list, and the number of the others.
+/// Logs the first lines of a list and the number of omitted lines.
 fn log_first<T>(all: &[T], log: impl Fn(&T)) {
     all.iter().take(MAX_LINES).for_each(log);
     if let Some(more) = all.len().checked_sub(MAX_LINES).filter(|more| *more > 0) {

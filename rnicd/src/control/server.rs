@@ -117,7 +117,7 @@ struct LiveTree {
     tree: Tree,
     /// Time of the next update.
     due: Time,
-    /// Up to date, and no worker has done anything since.
+    /// The tree is up to date, and no worker has run since the last update.
     is_still: bool,
 }
 
@@ -236,7 +236,8 @@ impl Server {
         self.manager.take_wired_port(passed);
     }
 
-    /// Makes SIGHUP reload this file. Without a file, SIGHUP acts as usual.
+    /// Makes SIGHUP reload this file. Without this call, SIGHUP stops the daemon unless it was
+    /// started with SIGHUP ignored.
     pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) -> Result<(), StartError> {
         let reloader = Reloader::start(file, level, self.stop.waker.clone(), self.seccomp)
             .map_err(system("cannot start the thread that reads the configuration"))?;
@@ -244,7 +245,7 @@ impl Server {
         Ok(())
     }
 
-    /// Makes the server stop gracefully after `most` without a client.
+    /// Makes the server stop gracefully when it has had no client for `most`.
     pub fn exit_when_idle(&mut self, most: Duration) {
         self.idle = Some(Idle::new(most));
     }
@@ -427,7 +428,7 @@ impl Server {
                 libc::SIGHUP if self.reloader.is_some() => {
                     self.reloader.iter_mut().for_each(Reloader::ask);
                 }
-                // Without a file SIGHUP has its usual meaning: the terminal was closed.
+                // Without a file, SIGHUP only means that the terminal was closed.
                 libc::SIGHUP if signals.ignores_hangup() => {}
                 number => {
                     tracing::info!(signal = number, "stopping");
@@ -469,7 +470,7 @@ impl Server {
         }
     }
 
-    /// Removes the tree, then the path and lock, so the next daemon finds none of them.
+    /// Removes the tree before the path and lock, so the next daemon finds none of them.
     fn release_path(&mut self) {
         self.tree = None;
         if let Some(socket) = self.socket.take() {
@@ -598,8 +599,8 @@ impl Server {
             let led = had.saturating_sub(self.served);
             let took = clock::on_cpu() - had;
             self.served = had + took;
-            // Polling costs time too, most of it for users with many requests. So the time before
-            // the turn is charged as well, up to the duration of the turn itself.
+            // Polling takes time too, mostly for users with many requests. So the user is also
+            // charged for the time before its turn, up to the duration of the turn.
             self.budgets.spend(user, took + led.min(took), now);
             match self.rest(user, now) {
                 Some(until) => self.ready.rest(user, until),

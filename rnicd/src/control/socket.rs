@@ -2,7 +2,7 @@
 //!
 //! A lock file beside the socket decides which daemon owns the path. Only the owner of the lock
 //! removes a stale socket. Dropping the [`ControlSocket`] removes both files. A socket that a
-//! service manager opened and passed stays as it is, with its path, mode and group.
+//! service manager passed keeps its path, mode and group.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -119,8 +119,8 @@ impl ControlSocket {
         }
     }
 
-    /// Adopts a socket that a service manager passed. It must be suitable for clients, and its path
-    /// must be `path` and the configured one, if these are set.
+    /// Adopts a socket that a service manager passed. Clients must be able to use it, and its path
+    /// must equal `path` and the configured path, if set.
     pub fn passed(
         socket: OwnedFd,
         path: Option<&Path>,
@@ -221,7 +221,8 @@ impl Drop for ControlSocket {
     fn drop(&mut self) {
         let Some(lock) = &self.lock else { return };
         // The lock is held until both are removed, so no other daemon's files are removed here.
-        // Errors are ignored: the file is already gone, or the next owner of the lock removes it.
+        // Errors are ignored: either the file no longer exists, or the next owner of the lock
+        // removes it.
         let _ = std::fs::remove_file(&self.path);
         let _ = std::fs::remove_file(&lock.path);
     }
@@ -234,7 +235,8 @@ fn default_path() -> Result<PathBuf, SocketError> {
         made.map_err(system("cannot create folder", folder))?;
         return Ok(folder.join("rnicd.sock"));
     }
-    // The client library ignores another user's folder too. `su` keeps the variable as it was.
+    // `su` keeps the variable of the previous user. The client library ignores another user's
+    // folder too.
     let is_own = |folder: &Path| {
         std::fs::metadata(folder).is_ok_and(|found| found.uid() == privilege::own_user())
     };

@@ -1,7 +1,7 @@
-//! Round-robin order of turns: of users, and of each user's clients within the user's turns.
+//! Round-robin scheduling of users, and of each user's clients within its turns.
 //!
 //! A user with a thousand clients gets one turn like every other user. The caller decides how long
-//! a turn lasts and when a user must rest; [`Turns`] only keeps the order.
+//! a turn lasts and when a user must rest. [`Turns`] only maintains the order.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

@@ -2,7 +2,7 @@
 //! threads, even if it never ends.
 //!
 //! Each user has a lane, which is a FIFO queue. Threads take items from the lanes round-robin. A
-//! lane is skipped while `at_once` of its items are in progress, which may be forever.
+//! lane is skipped while `at_once` of its items are in progress, possibly forever.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -4,15 +4,15 @@
 //! server must answer the flush). There are three kinds of work. Each kind has its own threads, and
 //! a lane for each user (`lanes`):
 //!
-//! * the daemon's own objects, whose drop takes time: mappings, buffers, the remains of a session;
+//! * the daemon's own objects that are slow to drop: mappings, buffers, and the rest of a session;
 //! * descriptors of clients that close in bounded time, or once the thread is interrupted: TCP
 //!   sockets, which may linger, memfds, and control sockets with unread packets;
 //! * descriptors of clients of unknown kind, which may never close. One user can block at most two
 //!   threads with them.
 //!
-//! A descriptor that waits to be closed is still one of the daemon's descriptors. It is counted for
-//! its user, and this count limits how many descriptors the user may pass. The daemon exits without
-//! waiting for these threads.
+//! A descriptor that waits to be closed still occupies an entry of the daemon's descriptor table.
+//! It counts for its user, and this count limits how many descriptors the user may pass. The daemon
+//! exits without waiting for these threads.
 
 mod lanes;
 mod passed;

@@ -21,8 +21,7 @@ pub(super) struct TicketedCommand {
     pub(super) command: Command,
 }
 
-/// A command to a worker: one for its engine, or one that needs a descriptor or table of the
-/// worker.
+/// A command to a worker, or to its engine.
 pub enum Command {
     /// A command that the engine carries out by itself.
     Engine(EngineCommand),
@@ -147,7 +146,7 @@ impl Command {
 /// How soon a sleeping worker must run a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// Counts as done: the worker runs its commands before anything else when it wakes up.
+    /// The command counts as done, because the worker runs its commands first when it wakes up.
     Later,
     /// Counts as done, and wakes the worker.
     Wake,

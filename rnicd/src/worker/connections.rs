@@ -70,8 +70,8 @@ pub(super) struct Connection {
     pub(super) blocked: bool,
     /// The engine reads nothing from the connection until [`Connections::read_again`].
     pub(super) paused: bool,
-    /// The socket has a FIN or an error, for which epoll reports no further edge, so it is read to
-    /// its end.
+    /// The socket has a FIN or an error. epoll reports no further edge, so the worker reads the
+    /// socket to its end.
     pub(super) closing: bool,
     /// Effective maximum segment size, and the time it was read.
     emss: Option<(usize, Time)>,
@@ -274,7 +274,7 @@ impl Connections {
     /// Sends a FIN to a QP's peer.
     pub(super) fn shutdown(&mut self, qp: QpId) {
         if let Some(connection) = self.of_qp(qp) {
-            // If this fails, the connection is gone and the next receive fails too.
+            // If this fails, the connection has ended and the next receive fails too.
             //= MPA-7.2-1
             let _ = connection.stream.shutdown(Shutdown::Write);
         }

@@ -128,8 +128,8 @@ impl CopyQueues {
         polled
     }
 
-    /// Returns the number of [polls](Self::poll) in which every busy session is polled once, if
-    /// none of them has a result.
+    /// Returns the number of [polls](Self::poll) that poll every busy session at least once, if no
+    /// session has a result.
     pub(super) fn rounds(&self) -> usize {
         self.busy.len().div_ceil(SESSIONS_PER_POLL)
     }

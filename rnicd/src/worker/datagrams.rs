@@ -90,9 +90,9 @@ impl DatagramSockets {
         self.sockets.iter().any(|(_, socket)| socket.readable)
     }
 
-    /// Reads at most `most` packets, one socket after the other. The next call continues with the
-    /// next socket. Calls `wake` if the control thread must take datagrams from `management`.
-    /// Returns true if any packets were received.
+    /// Reads at most `most` packets, one socket after the other. If more may be waiting, the next
+    /// call begins with the next socket. Calls `wake` if the control thread must take datagrams
+    /// from `management`. Returns true if any packets were received.
     pub(super) fn receive(
         &mut self,
         engine: &mut Engine,
@@ -158,7 +158,7 @@ impl DatagramSockets {
 
 /// Returns the management datagram in a packet, or `None` if its source, P_Key or Q_Key is wrong,
 /// the message is invalid, or the addresses in a request are not those of the packet. The Q_Key
-/// proves little, because any QP may use it.
+/// authenticates nothing, because any QP may use it.
 fn for_management(from: SocketAddr, to: SocketAddr, packet: &[u8]) -> Option<ManagementDatagram> {
     let (datagram, data) = parse(from, to, packet).ok()?;
     let of_partition = p_keys_match(DEFAULT_P_KEY, datagram.p_key);
@@ -226,7 +226,7 @@ mod tests {
         assert!(others.iter().all(|packet| for_management(from, to, packet).is_none()));
         let datagram = for_management(from, to, &right).expect("a request");
         assert_eq!((datagram.from, datagram.to, *datagram.mad), (from.ip(), to.ip(), mad));
-        // Get of performance management, which is answered.
+        // A performance management Get, which the daemon answers.
         let mut get = [0; mad::LEN];
         get[..4].copy_from_slice(&[1, 4, 1, 1]);
         assert!(for_management(from, to, &packet(mad::QP, mad::Q_KEY, &get)).is_some());

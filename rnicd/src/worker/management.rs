@@ -1,4 +1,4 @@
-//! Management datagrams on their way from the workers to the control thread.
+//! Queue of management datagrams from the workers to the control thread.
 //!
 //! A host can send them faster than the control thread handles them, so the queue is short and
 //! every host gets an equal share of it: hosts are served round-robin, and if the queue is full, a
@@ -134,7 +134,7 @@ mod tests {
             management.push(datagram(1, number));
         }
         management.push(datagram(2, 7));
-        // The flood continues, and displaces nothing of the other host.
+        // The flood continues and does not displace the other host's datagrams.
         for number in 0..=255 {
             management.push(datagram(1, number));
         }

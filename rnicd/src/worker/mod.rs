@@ -110,9 +110,9 @@ impl Workers {
 
     /// Requests a wake-up from each worker. Returns true if all are asleep.
     ///
-    /// Pairs with the end of a worker's sleep. Here: store `watched`, fence, load `parked`. There:
-    /// clear `parked`, fence, load `watched`. One of the two fences comes first: if ours does, the
-    /// worker sees `watched`, otherwise we see that the worker is awake.
+    /// Pairs with the end of a worker's sleep. This function stores `watched`, fences, and loads
+    /// `parked`; the worker clears `parked`, fences, and loads `watched`. If this fence is first,
+    /// the worker sees `watched`, otherwise this function sees that the worker is awake.
     pub fn watch(&self) -> bool {
         for worker in &self.workers {
             worker.shared.watched.store(true, Ordering::Relaxed);

@@ -356,8 +356,8 @@ impl Worker {
 
     // --- Commands ----------------------------------------------------------------------------
 
-    /// Runs at least `at_least` commands, and further ones until [`COMMAND_TIME`] has passed.
-    /// Publishes the last ticket.
+    /// Runs at least `at_least` commands, and more until [`COMMAND_TIME`] has passed. Publishes the
+    /// last ticket.
     fn run_commands(&mut self, now: Time, at_least: usize) {
         self.backlogged = false;
         if self.inbox.is_empty() {
@@ -396,7 +396,7 @@ impl Worker {
     /// Subtracts the QPs that have ended from the load. `before` is the earlier QP count.
     fn unload(&self, before: usize) {
         let gone = before.saturating_sub(self.engine.qp_count());
-        // The number of QPs of one worker fits.
+        // A worker has fewer than 2^32 QPs.
         self.shared.load.fetch_sub(gone as u32, Ordering::Relaxed);
     }
 
@@ -527,7 +527,7 @@ impl Worker {
         if self.engine.has_work() || self.datagrams.has_some() || !self.engine.prepare_sleep() {
             return;
         }
-        // From here on, a library that completes a job rings the doorbell. These polls find the
+        // From here on, a library that completes a job rings the doorbell. The polls below find
         // jobs completed before.
         self.copy_queues.wake_all();
         for _ in 0..self.copy_queues.rounds() {

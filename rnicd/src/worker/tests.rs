@@ -428,7 +428,7 @@ fn revocation_waits_for_held_data() {
         inversions: None,
     };
     rig.workers.one(0, EngineCommand::SetOrder(b.id, Some(Box::new(order))));
-    // Not every round finds the worker asleep.
+    // The worker is not asleep in every round.
     for round in 1..=100u64 {
         client.memory.write(0, &round.to_ne_bytes()).expect("in range");
         client.post(&mut a, &write_to(&client, round, 4096), &[client.sge(0, 8)]);
@@ -722,8 +722,8 @@ fn a_revocation_waits_for_the_library() {
         let ticket = rig.revoke(stag);
         rig.workers.await_copies(ticket, Some(copier.clone()));
         let other = rig.revoke(Stag(0x4000_0000));
-        // Other commands and QPs continue. The Write itself may have failed by now, and its
-        // connection ended, if the worker has polled the queue again.
+        // Other commands and QPs continue. If the worker has polled the queue again, the Write has
+        // failed and its connection has ended.
         rig.done(other);
         client.post(&mut c, &write_to(&client, 2, 600), &[client.sge(0, 4)]);
         c.completes(2);

@@ -25,7 +25,7 @@ impl Server {
             self.served += took;
             self.budgets.spend(uid, took, now);
         }
-        // More may be waiting; epoll reports only new ones.
+        // More clients may be waiting, and epoll reports only new clients.
         self.accept_again = Some(now);
     }
 

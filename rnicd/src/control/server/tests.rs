@@ -150,7 +150,7 @@ fn idle_daemon_ends_at_its_timeout() {
     rig.stop();
 }
 
-/// More clients than one call accepts.
+/// More clients connect than one call accepts.
 #[test]
 fn ending_daemon_serves_queued_clients() {
     let mut rig = Rig::new("");

@@ -92,7 +92,7 @@ fn worker_on_busy_cpu_sleeps_and_does_not_yield() {
         expect_established(&client, a.id);
         let mut raw = Vec::new();
         let mut ours = Vec::new();
-        // Alternate, with busy polling on both sides, so that other load on the machine affects
+        // Measure both alternately, with busy polling, so that other load on the machine affects
         // both.
         stream.set_nonblocking(true).expect("an option");
         for _ in 0..8 {
@@ -112,7 +112,7 @@ fn worker_on_busy_cpu_sleeps_and_does_not_yield() {
         drop(hog);
         raw.sort();
         ours.sort();
-        // Several busy threads on that CPU make the wait longer, so compare with a quiet run.
+        // If several threads are busy on this CPU, the wait is longer. So compare with a quiet run.
         (raw[raw.len() / 2], ours[ours.len() / 4])
     });
     let (raw, ours) = outcome.join().expect("no panic");
