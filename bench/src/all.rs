@@ -79,8 +79,9 @@ fn measurements(setup: Setup) -> Vec<(Measure, Spec)> {
     let rc = |(kind, spec)| (kind, Spec { rc: true, ..spec });
     let mut all = match setup {
         Setup { crc: false, .. } => return vec![bulk(Op::Write, STREAM)],
-        // Inside the caches and outside. Two CPUs have room for a driver that polls all the time,
-        // so that the worker need not wake it; two workers over TCP leave no such room.
+        // Working sets that fit in the caches, and that do not. Two CPUs suffice for a driver that
+        // polls all the time, so that the worker need not wake it. With two workers over TCP they
+        // do not suffice.
         Setup { loopback_tcp: false, .. } => {
             [(Op::Write, TWO), (Op::Write, STREAM), (Op::Read, TWO), (Op::Read, STREAM)]
                 .map(|(op, working_set)| bulk(op, working_set))
@@ -95,7 +96,7 @@ fn measurements(setup: Setup) -> Vec<(Measure, Spec)> {
         small(Op::Write),
         small(Op::FetchAdd),
     ]);
-    // Not between two daemons of one host, which have the same GIDs.
+    // RC QPs cannot connect two daemons of one host, which have the same GIDs.
     if setup.daemons == 1 {
         all.extend([rc(ping_pong(Wait::Polled)), rc(small(Op::Write))]);
     }
@@ -125,7 +126,7 @@ fn measure(options: &Options<'_>, site: &Site, setup: Setup, kind: Measure, spec
     })
 }
 
-/// Measures the cost per operation with many and with few connected QPs, in turn on separate
+/// Measures the cost per operation with many and with few connected QPs, alternately on separate
 /// daemons, and the resources that the daemon with many QPs needs.
 fn many_qps(options: &Options<'_>, setup: Setup, qps: u32) -> Result<Vec<Row>, PerfError> {
     let (costs, idle) = few_and_many(options, setup, &[ACTIVE, qps.max(ACTIVE)], idle_cpu)?;

@@ -1,4 +1,4 @@
-//! A measurement: RDMA and its yardsticks in turn, round by round, in the same two processes.
+//! A measurement of RDMA and its yardsticks, all in the same two processes and in every round.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -72,7 +72,7 @@ pub struct Bench<'a> {
     path: String,
 }
 
-/// The resources of the other subjects, where needed.
+/// Resources for the other subjects, as needed.
 #[derive(Default)]
 struct Yardsticks {
     tcp: Option<TcpLink>,
@@ -131,8 +131,8 @@ impl<'a> Bench<'a> {
         &self.path
     }
 
-    /// Warms up, then measures all subjects in turn, `rounds` times. Calls `progress` before each
-    /// step.
+    /// Warms up, then measures all subjects in each of `rounds` rounds. Calls `progress` before
+    /// each step.
     pub fn measure(
         &mut self,
         amount: Amount,

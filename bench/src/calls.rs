@@ -1,11 +1,11 @@
 //! Cost of the two calls that programs make most often: `post_send` of one request, and `poll_cq`
 //! on an empty CQ.
 //!
-//! Measured in this process, on a connected QP with an idle peer. Requests are posted one by one
-//! until half of the send queue is full; then the clock stops until they have completed. A round is
-//! the median of such runs, so that runs interrupted by the scheduler do not count. The daemon is
-//! pinned to the first CPU, and the program to the same or to the last one. A worker on another CPU
-//! fetches the cache lines while the program writes them, which adds to the cost.
+//! Both are measured in this process, on a connected QP with an idle peer. Requests are posted one
+//! by one until half of the send queue is full; then the clock stops until they have completed. The
+//! result of a round is the median of such runs, which excludes runs interrupted by the scheduler.
+//! The daemon is pinned to the first CPU, and the program to the first or the last CPU. A worker on
+//! another CPU fetches the cache lines while the program writes them, which adds to the cost.
 
 use std::hint::black_box;
 use std::slice::from_ref;

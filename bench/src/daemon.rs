@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// A number of daemons, and their settings that differ from the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// One daemon for both ends, or one for each end.
+    /// Number of daemons: 1 for both ends, or 2.
     pub daemons: u32,
     /// Even connections within the daemon use TCP.
     pub loopback_tcp: bool,
@@ -69,8 +69,8 @@ impl Setup {
         format!("{}: {}", self.path(), self.words())
     }
 
-    /// Returns the number of connections that gives each daemon `qps` QPs. A daemon has one end of
-    /// each connection, or both.
+    /// Returns the number of connections for which each daemon has `qps` QPs. A daemon has one or
+    /// both ends of each connection.
     pub fn connections(self, qps: u32) -> u32 {
         (qps / (3 - self.daemons)).max(1)
     }

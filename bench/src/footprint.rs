@@ -39,5 +39,5 @@ pub fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
 
 /// Time for which an idle daemon is observed.
 pub const IDLE: Duration = Duration::from_secs(3);
-/// Time that a daemon gets to become idle.
+/// Time to wait for a daemon to become idle.
 const SETTLE: Duration = Duration::from_millis(500);

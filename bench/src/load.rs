@@ -1,8 +1,8 @@
-//! Load on a daemon during a measurement: a separate pair of processes that streams until it
-//! receives the command to stop.
+//! Load on a daemon during a measurement: a separate pair of processes that streams until told to
+//! stop.
 //!
-//! The processes may run as another user. The first one receives the same kind of messages as a
-//! peer, and starts the second one itself.
+//! The processes may run as another user. The first process takes commands like a peer, and starts
+//! the second process.
 
 use std::io::{BufRead, Stdout};
 use std::os::unix::process::CommandExt;
@@ -124,7 +124,7 @@ fn carry_out(
             match commands.try_recv() {
                 Ok(command) => break command?,
                 Err(TryRecvError::Empty) => {}
-                // The parent process is gone.
+                // The parent process has exited.
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
         };
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_mean_rate_weighs_the_times() {
-        // One second and a third of a second for the same number of messages.
+        // Equal numbers of messages take one second and a third of a second.
         assert!((mean_rate(&[1.0, 3.0]) - 1.5).abs() < 1e-9);
     }
 

@@ -1,4 +1,4 @@
-//! Latency of a ping-pong while another user's program writes as much as it can.
+//! Latency of a ping-pong while another user's program writes as fast as it can.
 //!
 //! Both are clients of the same daemons. The writer is a separate pair of processes, which runs as
 //! another user if this process is root. Each round measures the ping-pong with and without the
@@ -20,7 +20,7 @@ use crate::only::TitleFilter;
 use crate::report::{Goal, Kind, Outcome, Row};
 use crate::site::{Ends, Options, Site};
 
-/// Measures both paths, with one worker and with two. A failed measurement is a row with the
+/// Measures both paths, with one and with two workers. A failed measurement is a row with the
 /// reason.
 pub fn neighbours(
     options: &Options<'_>,
@@ -59,7 +59,7 @@ fn measure(options: &Options<'_>, setup: Setup) -> Result<Vec<Row>, PerfError> {
     for (wait, ends) in waits.into_iter().zip(&mut ends) {
         ping_pongs.push(PingPong::new(wait, ends, options.amount)?);
     }
-    // Beside the writer, each round trip takes longer, so a round has fewer of them.
+    // Round trips take longer while the writer runs, so a round has fewer of them.
     writer.go()?;
     ping_pongs.iter_mut().try_for_each(|ping_pong| ping_pong.warm_up_beside(options.amount))?;
     writer.stop()?;
@@ -114,7 +114,7 @@ fn measure(options: &Options<'_>, setup: Setup) -> Result<Vec<Row>, PerfError> {
     Ok(rows)
 }
 
-/// A ping-pong with one way of waiting.
+/// A ping-pong that waits either by polling or for events.
 struct PingPong<'a> {
     spec: Spec,
     driver: Driver<'a>,
@@ -137,7 +137,7 @@ impl<'a> PingPong<'a> {
     }
 }
 
-/// Returns the parameters of the writer: as much as one connection can carry.
+/// Returns the parameters of the writer, which saturates one connection.
 fn bulk() -> Spec {
     Spec::new(Op::Write, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20)
 }

@@ -1,8 +1,8 @@
 //! CPU placement of the measured processes.
 //!
-//! On a small machine this matters more than anything else: a blocking ping-pong takes 2.6 us if
-//! both processes share a CPU, and 30 us if the scheduler wakes an idle CPU for each message. So
-//! each yardstick is measured in every placement, and the best result is used.
+//! On a small machine this has the largest effect: a blocking ping-pong takes 2.6 us if both
+//! processes share a CPU, and 30 us if the scheduler wakes an idle CPU for each message. So each
+//! yardstick is measured in every placement, and the best result is used.
 
 use rnic_tools::perf::PerfError;
 use rustix::process::Pid;

@@ -1,13 +1,13 @@
 //! A lower bound for the latency of designs with a daemon in the path: three processes that pass a
-//! cache line from the first through the second to the third, and back.
+//! cache line from the first via the second to the third, and back.
 //!
 //! The first is the driver, the second stands for the daemon, the third for the peer. They share a
 //! page, poll like the ends of a polled ping-pong (and like a worker that has just had work), and
-//! do nothing else: no queues, no checks, no completions. Half a round trip is the time from the
-//! first process to the third. No RNIC with requests through a daemon can be faster on this
-//! machine; any additional time is the cost of its functions.
+//! have no queues, checks or completions. Half a round trip is the time from the first process to
+//! the third. No RNIC that passes requests through a daemon can be faster on this machine; any
+//! additional time is the cost of its functions.
 //!
-//! The best placement on CPUs is not known in advance, so several are measured.
+//! The best CPU placement is not known in advance, so several are measured.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -34,9 +34,9 @@ pub enum RelayPlacement {
     Free,
     /// All on the first CPU.
     Together,
-    /// The first and the third on the first CPU, the second on the last.
+    /// First and third process on the first CPU, second process on the last.
     MiddleAlone,
-    /// The first on the first CPU, the others on the last.
+    /// First process on the first CPU, the other two on the last.
     FirstAlone,
 }
 
@@ -98,7 +98,7 @@ enum Command {
         /// Path of the page.
         memory: String,
     },
-    /// Take part for `count` round trips ([`Reply::Ready`], then done).
+    /// Relay `count` round trips ([`Reply::Ready`], then done).
     Run {
         /// Round trips.
         count: u64,
@@ -253,7 +253,7 @@ impl Page {
         self.0.load_u64(line.at() + MESSAGE).map_err(outside)
     }
 
-    /// Stores a message, then its number, so that a reader that sees the number gets the message.
+    /// Stores a message, then its number. A reader that sees the number also sees the message.
     fn put(&self, line: Line, message: &[u8; MESSAGE], n: u64) -> Result<(), PerfError> {
         self.0.write(line.at(), message).map_err(outside)?;
         self.0.store_u64(line.at() + MESSAGE, n).map_err(outside)

@@ -53,7 +53,7 @@ pub struct Row {
     pub path: String,
     /// Description of the daemons.
     pub daemons: String,
-    /// The parameters; `None` for some rows about the daemon itself.
+    /// Parameters; `None` for some rows about the daemon.
     pub spec: Option<Spec>,
     /// The results, RDMA first.
     pub figures: Vec<Figure>,
@@ -69,7 +69,7 @@ pub struct Outcome {
     /// Name of the yardstick, as in `1.5 of raw TCP`.
     pub of: String,
     /// Index of our result in `figures`. With a goal, this is our best placement, because the
-    /// yardstick is the best of its kind too.
+    /// yardstick is also the best of its kind.
     pub ours: usize,
     /// The ratio or value.
     pub value: f64,
@@ -156,8 +156,8 @@ impl Outcome {
 }
 
 impl Row {
-    /// Creates the row of a measurement. The first of `measured` is the subject, the others are
-    /// yardsticks. A goal applies to the ratio of our best placement to the best yardstick of the
+    /// Creates the row of a measurement. `measured` starts with the subject, followed by the
+    /// yardsticks. A goal applies to the ratio of our best placement to the best yardstick of its
     /// kind.
     pub fn new(
         kind: Measure,
@@ -245,8 +245,8 @@ impl Row {
         let mut table = Table::new(titles);
         for (n, figure) in self.figures.iter().enumerate() {
             let mut cells = figure.cells();
-            // The first result is compared with the others. A result about the daemon or the
-            // library has its own goal.
+            // The first result is compared with the others, except that a result about the daemon
+            // or the library has its own goal.
             let judged = match self.kind {
                 Kind::Daemon | Kind::Call => Some(n),
                 _ => n.checked_sub(1),
@@ -288,7 +288,7 @@ impl Report {
         format!("{}\n\n{}", self.head(), rows.join("\n"))
     }
 
-    /// Renders all rows as one table: a line for each outcome with a goal, and one for each row
+    /// Renders all rows as one table: a line for each outcome with a goal, and a line for each row
     /// without goals.
     pub fn render_summary(&self) -> String {
         self.summary(true)
@@ -344,7 +344,7 @@ fn best(of: Yardstick, measured: &[(Subject, Measured)], figures: &[Figure]) -> 
     best_of(figures, |n| of.includes(measured[n].0))
 }
 
-/// Returns the index of the best of the wanted results.
+/// Returns the index of the best result among those for which `wanted` returns true.
 fn best_of(figures: &[Figure], wanted: impl Fn(usize) -> bool) -> Option<usize> {
     let speed = |figure: &Figure| match figure.unit {
         "us" | "ns" => -figure.median,

@@ -1,8 +1,8 @@
 //! Detects large slowdowns in half a minute, even on a machine with other load.
 //!
-//! Measures a few ratios within one run. The bounds are so far from the usual values that noise
-//! does not reach them. A ratio that misses its bound is measured again: noise does not explain
-//! three misses in a row.
+//! Measures a few ratios within one run. The bounds are far from the usual values, so that noise
+//! does not reach them. A ratio that misses its bound is measured again, because noise does not
+//! cause three misses in a row.
 
 use rnic_tools::perf::PerfError;
 use rnic_tools::perf::driver::Driver;

@@ -17,7 +17,7 @@ pub struct Foreign {
     pub test: Test,
 }
 
-/// Transport of the messages of a foreign program.
+/// Transport of another project's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// TCP over the loopback interface.
@@ -142,8 +142,8 @@ fn ucx_name(test: Test) -> &'static str {
     }
 }
 
-/// Returns the number in the column `name`, from the last line that has as many fields as the line
-/// with the column names.
+/// Returns the number in the column `name` of the last line that has the same number of fields as
+/// the header line.
 fn column(printed: &str, separator: char, name: &str) -> Option<f64> {
     let fields = |line: &str| -> Vec<String> {
         line.split(separator).map(str::trim).filter(|f| !f.is_empty()).map(str::to_owned).collect()

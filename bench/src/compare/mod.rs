@@ -1,9 +1,10 @@
-//! `rnic-bench compare`: measurements in turn with other projects' benchmarks on the same machine.
+//! `rnic-bench compare`: measurements interleaved with other projects' benchmarks on the same
+//! machine.
 //!
-//! Each round has one measurement of ours, between the same two processes as elsewhere, and two
-//! runs of each foreign program, which starts its own server and client: one with both placed by
-//! the scheduler, one with each pinned to its own CPU. The result is the better of the two medians.
-//! A failed measurement is a row with the reason.
+//! Each round has one measurement of rnicd, between the same two processes as in other commands,
+//! and two runs of each other program with its own server and client: one placed by the scheduler,
+//! one with server and client pinned to separate CPUs. The result of a program is the better of the
+//! two medians. A failed measurement is a row with the reason.
 
 mod foreign;
 mod pair;
@@ -74,7 +75,7 @@ pub fn compare(
     Ok(all)
 }
 
-/// Measures all rounds of one size. Returns the row with the results, and one for each failure.
+/// Measures all rounds of one size. Returns the row with the results, and a row for each failure.
 fn one_size(
     options: &Options<'_>,
     ends: &mut Ends,
@@ -102,7 +103,7 @@ fn one_size(
 fn rows(sweep: Sweep, spec: &Spec, path: &str, own: Measured, others: Vec<Other>) -> Vec<Row> {
     let mut row =
         Row::new(sweep.kind, spec, path, &sweep.path.setup().words(), &[(Subject::Rdma, own)], &[]);
-    // Foreign programs print only one result per run.
+    // The other programs print only one result per run.
     row.figures.iter_mut().for_each(|figure| figure.times = None);
     let mut failed = Vec::new();
     for other in best_of_each(others) {
@@ -123,7 +124,7 @@ fn rows(sweep: Sweep, spec: &Spec, path: &str, own: Measured, others: Vec<Other>
     failed
 }
 
-/// A foreign program being measured.
+/// Another project's program being measured.
 struct Other {
     foreign: Foreign,
     kind: Measure,
@@ -196,7 +197,8 @@ impl Other {
     }
 }
 
-/// Returns for each program the placement with the best median, or a failed one if all have failed.
+/// Returns for each program the placement with the best median, or a failed placement if all have
+/// failed.
 fn best_of_each(others: Vec<Other>) -> Vec<Other> {
     let speed = |other: &Other| {
         let median = other.series.median().filter(|_| other.failure.is_none());

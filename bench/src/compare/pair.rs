@@ -1,6 +1,7 @@
 //! Runs a benchmark of another project once: a server, and a client that prints the result.
 //!
-//! Both run on this machine, on a separate port, with a deadline. Neither outlives the call.
+//! Both run on this machine, on an unused port and with a deadline. Both have ended when the call
+//! returns.
 
 use std::io::{Read, Seek};
 use std::net::TcpListener;

@@ -32,12 +32,12 @@ pub fn draw(all: &[Compared], folder: &Path) -> Result<Vec<PathBuf>, PerfError> 
     Ok(written)
 }
 
-/// The curve of one subject.
+/// Curve of one subject.
 #[derive(Debug, PartialEq)]
 struct Line {
     name: String,
     colour: RGBColor,
-    /// One of our measurements, drawn with a thick line.
+    /// A measurement of rnicd, drawn with a thick line.
     own: bool,
     /// Size and result of each point.
     points: Vec<(f64, f64)>,

@@ -12,8 +12,8 @@ use crate::daemon::Setup;
 use crate::report::{Kind, Row};
 use crate::site::{Options, Site};
 
-/// Measures the rate of connections made one after the other (connect, accept, established at both
-/// ends), with the maximum number of connections, a tenth of it, and one connection.
+/// Measures the rate of sequential connections (connect, accept, established at both ends) while
+/// the maximum number of connections, a tenth of it, or one connection exists.
 pub fn measure(options: &Options<'_>, qps: u32, setup: Setup) -> Result<Vec<Row>, PerfError> {
     let counts = [qps, qps / 10, 1];
     let per_connection = 3 - setup.daemons;

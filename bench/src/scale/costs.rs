@@ -1,4 +1,4 @@
-//! Measures the same stream with different numbers of objects, in turn.
+//! Measures the same stream with different numbers of objects, alternately.
 
 use rnic_client::Context;
 use rnic_tools::perf::PerfError;
@@ -33,8 +33,8 @@ pub struct Costs {
     pub path: String,
 }
 
-/// Connects all cases, then measures one after the other, round by round. Then calls `then` with
-/// the first case's daemon, which is idle and still has all objects.
+/// Connects all cases, then measures each case once per round. Then calls `then` with the first
+/// case's daemon, which is idle and still has all objects.
 pub fn costs<T>(
     cases: Vec<Case>,
     options: &Options<'_>,

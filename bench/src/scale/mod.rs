@@ -1,6 +1,6 @@
 //! Costs that grow with the number of idle objects, and the effect of a second worker.
 //!
-//! Most parts measure the same work with few and with many idle objects, in turn, on separate
+//! Most parts measure the same work with few and with many idle objects, alternately, on separate
 //! private daemons. The first result of a row has the most objects. The goal applies to its ratio
 //! to the result with the fewest objects: idle objects should cost nothing.
 

@@ -97,6 +97,6 @@ fn raise_nofile_limit() -> Result<(), PerfError> {
         .map_err(|e| PerfError::io("raising RLIMIT_NOFILE")(e.into()))
 }
 
-/// Every client has a region, and one in this many has a CQ and a QP, because a CQ needs a
-/// descriptor.
+/// Number of clients per client with a CQ and a QP. The others have only a region, because a CQ
+/// needs a descriptor.
 const CLIENTS_PER_QP: usize = 4;

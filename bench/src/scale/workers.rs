@@ -1,4 +1,4 @@
-//! Compares two workers with one.
+//! Compares two workers with a single worker.
 
 use std::thread::sleep;
 
@@ -86,7 +86,7 @@ fn several_busy(
     Ok(judged(subject, setup.path(), setup, spec, rates, None))
 }
 
-/// Creates a row of rates with two workers and with one.
+/// Creates a row of the rates with two workers and with one worker.
 fn judged(
     subject: String,
     path: &str,
