@@ -52,14 +52,14 @@ pub struct Apart {
 /// Users that exist on the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Users {
-    /// One user namespace, in which the user that runs the test is root.
+    /// A single user namespace, in which the user that runs the test is root.
     One,
     /// All users of this host. The test must run as root.
     All,
 }
 
 impl Apart {
-    /// Creates both namespaces with one user, which is root in them.
+    /// Creates both network namespaces in one user namespace, in which the test's user is root.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl Apart {
         Ok(apart)
     }
 
-    /// Starts a daemon on one of the hosts.
+    /// Starts a daemon on a host.
     pub fn daemon(&self, side: Side, config: &str) -> Daemon {
         let wrapper = self.on(side);
         let words: Vec<_> = [wrapper.get_program()]
@@ -135,7 +135,7 @@ impl Apart {
         Daemon::start_limited(&format!("{config}{port}"), &on_host)
     }
 
-    /// Returns a command that runs the program appended to it on one of the hosts.
+    /// Returns a command prefix that runs a program on a host.
     pub fn on(&self, side: Side) -> Command {
         inside(self.of(side), self.users)
     }
@@ -155,7 +155,7 @@ impl Apart {
         told.split(':').next().and_then(|n| n.trim().parse().ok()).expect("a number first")
     }
 
-    /// Takes a host's end of the link down. To the other host, that host is gone.
+    /// Takes a host's end of the link down. The other host then cannot reach it.
     pub fn cut(&self, side: Side) {
         self.ip(side, &["link", "set", side.interface(), "down"]);
     }

@@ -70,7 +70,7 @@ impl Region {
 ///
 /// # Panics
 ///
-/// If the process is gone.
+/// If the process has exited.
 pub fn copying_threads(process: u32) -> usize {
     let name = |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
     let tasks =
@@ -79,7 +79,7 @@ pub fn copying_threads(process: u32) -> usize {
     tasks.filter(|task| name(task).is_ok_and(|name| name.trim() == "rnic-copies")).count()
 }
 
-/// A copy queue of a client that speaks the control protocol itself.
+/// A copy queue of a client that implements the control protocol itself.
 #[derive(Debug)]
 pub struct CopyQueue {
     /// The client's end.
@@ -150,7 +150,7 @@ impl CopyQueue {
     }
 }
 
-/// Registers attached memory in a named domain, for a client that speaks the control protocol
+/// Registers attached memory in a named domain, for a client that implements the control protocol
 /// itself.
 ///
 /// # Errors
@@ -362,7 +362,7 @@ impl Guest {
         self.cq.poll(&mut [Completion::default()]).expect("the session is open") == 0
     }
 
-    /// Writes the whole own region to the lent one and waits for the completion.
+    /// Writes the guest's region to the lent region and waits for the completion.
     ///
     /// # Errors
     ///
@@ -373,7 +373,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Reads the whole lent region into the own one and waits for the completion.
+    /// Reads the lent region into the guest's region and waits for the completion.
     ///
     /// # Errors
     ///

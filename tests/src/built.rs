@@ -36,11 +36,11 @@ pub fn libraries() -> PathBuf {
     existing(FOLDER.join("verbs"))
 }
 
-/// Returns the directory in which cargo puts what it builds in the profile of this test.
+/// Returns cargo's output directory for the profile of this test.
 ///
 /// # Panics
 ///
-/// If this test is not where cargo puts tests.
+/// If this test is not in cargo's directory for tests.
 #[must_use]
 pub fn profile() -> PathBuf {
     // The path of the test is TARGET/PROFILE/deps/NAME.
@@ -58,7 +58,7 @@ fn existing(path: PathBuf) -> PathBuf {
 }
 
 /// Builds everything, because cargo builds neither programs nor C libraries of other packages for a
-/// test. This is quick if everything is up to date.
+/// test. A build that is up to date takes little time.
 fn build() -> PathBuf {
     let profile = profile();
     let target = profile.parent().expect("a target directory");

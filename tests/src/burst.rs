@@ -13,7 +13,7 @@ use crate::traffic::Failure;
 /// Writes per batch. The last one is signaled.
 const BATCH: u64 = 32;
 
-/// Accepts one guest and passes it the address of a region.
+/// Accepts a guest and sends it the address of a region.
 pub fn accept(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure> {
     let pd = context.open_pd(None)?;
     let buffer = context.create_shared_buffer(4096)?;

@@ -284,7 +284,7 @@ impl Daemon {
         open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).map(|to| of(&to)).collect()
     }
 
-    /// Returns the CPU time of all threads of the daemon.
+    /// Returns the total CPU time of the daemon's threads.
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! A client that takes all of one resource, keeps it, and continues to request more.
+//! A client that takes all of a resource, keeps it, and continues to request more.
 
 use std::fs::File;
 use std::io::{self, IoSlice};

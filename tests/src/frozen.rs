@@ -1,5 +1,5 @@
 //! A FUSE file system that leaves some requests unanswered. A process that closes its file or
-//! touches the file's pages blocks until the server is gone, even after `SIGKILL`.
+//! touches the file's pages blocks until the server exits, even after `SIGKILL`.
 //!
 //! The file system is mounted in the server's own mount namespace. Only descriptors and address
 //! spaces refer to it, so nothing remains after a test.
@@ -137,7 +137,7 @@ impl Lent {
     }
 }
 
-/// The file system: one directory with one file.
+/// The file system, which has one directory with one file.
 struct Frozen;
 
 fn attributes(ino: INodeNo) -> FileAttr {

@@ -104,8 +104,8 @@ pub fn bind_forever(context: &Context) -> Result<(), Failure> {
             }
         }
         println!("under way");
-        // Both windows are dropped, one of them bound. When the process ends, the region may be
-        // deregistered with a window bound to it.
+        // Drops both windows while one is bound. When the process ends, the region may be
+        // deregistered while a window is bound to it.
         one.bind(&qp, 5, &bind)?;
         let mut last = [Completion::default()];
         cq.wait(&mut last, Some(DEADLINE))?;

@@ -1,4 +1,4 @@
-//! Two RC QPs, one of which belongs to a process that the test kills under traffic.
+//! Two connected RC QPs. The test kills the process of one of them during traffic.
 
 use rnic_abi::types::QpId;
 use rnic_client::{

@@ -14,7 +14,7 @@ pub struct Collectives {
 }
 
 impl Collectives {
-    /// Compiles the program. Without Open MPI, reports an omission and returns `None`.
+    /// Compiles the program. Without Open MPI, reports a skipped test and returns `None`.
     ///
     /// # Panics
     ///

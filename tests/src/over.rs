@@ -1,5 +1,5 @@
 //! Two ends that connect over TCP themselves, exchange plain bytes, and then pass both sockets to
-//! the daemon, as a client outside the daemon's network namespace must do.
+//! the daemon, as clients outside the daemon's network namespace must do.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

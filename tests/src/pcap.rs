@@ -10,9 +10,9 @@ use crate::relay::{Record, Way, What};
 
 /// Port of the responder. Wireshark assigns no other protocol to it over TCP.
 pub const PORT: u16 = 4791;
-/// Segment lengths, used in turn. Few segments start with an FPDU. Wireshark does not recognise
-/// an FPDU in a segment that holds only its first few bytes, so only the last segment of a stream
-/// may be shorter than the smallest of these.
+/// Segment lengths, used cyclically, so that few segments start with an FPDU. Wireshark does not
+/// recognise an FPDU in a segment that has only its first few bytes, so only the last segment of a
+/// stream may be shorter than [`SMALLEST`].
 const SEGMENTS: [usize; 8] = [1448, 71, 49, 600, SMALLEST, 1448, 90, 1001];
 const SMALLEST: usize = 33;
 
@@ -91,7 +91,7 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
     wire.file.flush()
 }
 
-/// Joins consecutive bytes of one direction, except for the start-up frames.
+/// Joins consecutive entries of the same direction, except the start-up frames.
 fn joined(record: &Record) -> Record {
     let mut all = record[..2].to_vec();
     for (way, what) in &record[2..] {

@@ -1,4 +1,4 @@
-//! Port numbers reserved for one test.
+//! Reserves port numbers for a test.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -11,8 +11,8 @@ use crate::DEADLINE;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
-/// Returns a TCP and UDP port that is free at all addresses. No other test gets it during the life
-/// of this process, and the kernel assigns it to no outgoing connection, because it is below
+/// Returns a TCP and UDP port that is free at all addresses. No other test gets the port during the
+/// life of this process. The kernel assigns it to no outgoing connection, because it is below
 /// `ip_local_port_range` (`ip(7)`).
 ///
 /// # Panics
@@ -98,7 +98,7 @@ mod tests {
         let port = unused_port();
         assert!(!reserve(port));
         assert_ne!(unused_port(), port);
-        // The port itself is free for its owner.
+        // The owner of the reservation can use the port.
         drop(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a free port"));
     }
 

@@ -31,7 +31,7 @@ pub fn peak_memory_kib() -> std::io::Result<u64> {
     number.ok_or_else(|| std::io::Error::other("no VmHWM in /proc/self/status"))
 }
 
-/// Copies a program, or a folder with the targets of its links, to a place that other users can
+/// Copies a program, or a directory with the targets of its links, to a place that other users can
 /// read. A separate process writes the copy: a child that another thread is starting could inherit
 /// a writable descriptor of this process, and executing the copy would fail with `ETXTBSY` until
 /// that child calls exec.
@@ -150,7 +150,7 @@ impl Process {
         self.line_after(text)
     }
 
-    /// Closes its standard input, which asks an actor to end.
+    /// Closes its standard input, on which an actor ends.
     pub fn release(&mut self) {
         self.input = None;
     }

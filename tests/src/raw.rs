@@ -1,5 +1,5 @@
-//! A client that speaks the control protocol itself, without the library's checks, and keeps every
-//! descriptor it receives.
+//! A client that implements the control protocol itself, without the library's checks, and keeps
+//! every descriptor that it receives.
 //!
 //! The tests of the daemon's package include this file (`rnicd/tests/support`). Functions named
 //! `try_` return `None` if the daemon does not listen or ends the session. Others panic.
@@ -26,7 +26,7 @@ use rustix::process::Uid;
 pub struct Raw {
     /// The control socket.
     pub socket: OwnedFd,
-    /// Mappings of the arenas. The first one exists once the session is open.
+    /// Mappings of the arenas. The first is created when the session opens.
     pub arenas: Vec<Arc<Mapping>>,
     /// Received descriptors: first arena, event channel, eventfds, completion channels.
     pub descriptors: Vec<OwnedFd>,

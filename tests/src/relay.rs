@@ -26,8 +26,7 @@ pub enum What {
     Fin,
 }
 
-/// Everything that passed through one connection. The first entry of each direction is its
-/// start-up frame.
+/// Recorded bytes of a connection. The first entry of each direction is its start-up frame.
 pub type Record = Vec<(Way, What)>;
 
 /// Edits the responder's start-up frame on its way.
@@ -100,8 +99,8 @@ fn both(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a descriptor")
 }
 
-/// Relays one direction. Records bytes before it forwards them, so that the answer to them has a
-/// later entry.
+/// Relays one direction. Records bytes before it forwards them, so that their answer has a later
+/// entry.
 fn copy(way: Way, mut from: TcpStream, mut to: TcpStream, record: &Mutex<Record>) {
     let mut buffer = vec![0; 1 << 16];
     loop {

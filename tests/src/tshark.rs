@@ -127,7 +127,7 @@ pub fn udp_fields(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// Parses PDML, which has one tag per line.
+/// Parses PDML with one tag per line.
 fn read(pdml: &str) -> Dissection {
     let mut found = Dissection::default();
     let mut packet = String::new();

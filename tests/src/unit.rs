@@ -38,7 +38,7 @@ pub fn directives<'t>(unit: &'t str, section: &str) -> Vec<(&'t str, &'t str)> {
 /// The restrictions of a unit.
 #[derive(Default)]
 pub struct Sandbox {
-    /// Shell commands in a mount namespace. `$0` is the folder of the test.
+    /// Shell commands that run in a mount namespace. `$0` is the directory of the test.
     mounts: String,
     /// Options of `unshare` in addition to `--mount`.
     namespaces: Vec<&'static str>,
@@ -93,8 +93,8 @@ impl Sandbox {
                 self.mount("for d in /home /root; do mount -t tmpfs -o ro,mode=0 none $d; done");
             }
             ("PrivateTmp", "yes") => {
-                // The new /tmp contains the test's folder, which probably lies below the old one.
-                // It is read-only except for `run`.
+                // The new /tmp contains the test's directory, which is probably below the old /tmp.
+                // The directory is read-only except for `run`.
                 self.mount(
                     "mount --rbind \"$0\" /mnt; mount -t tmpfs -o mode=1777 none /tmp; \
                      mkdir -p \"$0\"; mount --rbind /mnt \"$0\"; umount -l /mnt; \
@@ -252,7 +252,7 @@ impl Sandbox {
 
 /// Privileges and tools of the caller of a [`Sandbox`].
 pub struct How<'a> {
-    /// Folder with all files of the test. Only `run` in it is writable.
+    /// Directory with all files of the test. Only its subdirectory `run` is writable.
     pub folder: &'a Path,
     /// Path of the program `confine`.
     pub confine: &'a Path,

@@ -25,7 +25,7 @@ pub fn directory_for_all(daemon: &Daemon) -> PathBuf {
 }
 
 /// Builds a C program of the tests in `folder`, with the headers of rdma-core and this project's
-/// libraries. Without headers, reports an omission and returns `None`.
+/// libraries. Without the headers, reports a skipped test and returns `None`.
 ///
 /// # Panics
 ///

@@ -1,5 +1,5 @@
-//! A peer that uses plain TCP and builds frames itself, so that a test can corrupt any byte. It
-//! shares no code with the daemon.
+//! A peer on plain TCP that builds frames itself, so that a test can corrupt any byte. It shares no
+//! code with the daemon.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -65,7 +65,7 @@ pub enum Ending {
     Fin(Vec<u8>),
     /// The daemon reset the connection after these bytes. Some may be lost.
     Reset(Vec<u8>),
-    /// The daemon neither closed nor sent more before the deadline.
+    /// The daemon neither closed the stream nor sent more before the deadline.
     Silence(Vec<u8>),
 }
 

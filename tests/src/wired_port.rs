@@ -15,7 +15,7 @@ use crate::{DEADLINE, ports, wire};
 pub struct VerificationQuery {
     /// GID and QP number of the QP that received the connection request.
     pub dialled: ([u8; 16], u32),
-    /// GID and QP number of the QP that is said to have made the request.
+    /// GID and number of the QP that the query claims as the requester.
     pub dialler: ([u8; 16], u32),
     /// Number of the connection request.
     pub number: u64,

@@ -15,7 +15,7 @@ use super::stage::{Case, LINES, Stage, allowed, anonymous, tcp_memory};
 ///
 /// # Panics
 ///
-/// If one of these conditions fails, or the attack makes no progress.
+/// If a condition fails, or the attack makes no progress.
 pub fn play(case: &Case, workers: u32) {
     let cpus = cpu::allowed();
     let here = cpus[0];

@@ -1,4 +1,4 @@
-//! One user with its maximum number of sessions, all busy.
+//! A user with its maximum number of sessions, all of them busy.
 
 use std::convert::Infallible;
 use std::path::Path;

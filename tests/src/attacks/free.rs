@@ -1,5 +1,5 @@
 //! Requests that send no message: binds and local invalidates of the attacker's own window, and
-//! Reads after the peer's FIN. One session or many post them as fast as the daemon takes them.
+//! Reads after the peer's FIN. One or many sessions post them as fast as the daemon takes them.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -77,7 +77,7 @@ fn reads(socket: &Path) -> Result<Busy, Failure> {
     let (mut intruder, end, completions) = coupled(socket)?;
     let sink = intruder.region(4096, Access::LOCAL_WRITE)?;
     end.sq.fill(|n| read(sink, n));
-    // The other end has sent FIN. This end stays open.
+    // The other end sends FIN. This end stays open.
     while !matches!(intruder.event()?, Event::PeerClosed { .. }) {}
     Ok(Busy(intruder, end, completions))
 }

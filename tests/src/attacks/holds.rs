@@ -1,5 +1,5 @@
-//! Messages without a receive that wait until their RNR deadline passes, ahead of a Read Response.
-//! Each could cause a log line.
+//! Sends without a receive, which wait until the RNR timeout and block a Read Response. Each of
+//! them could cause a log line.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,8 +16,8 @@ use super::progress::Progress;
 use crate::raw::qp_request;
 use crate::traffic::Failure;
 
-/// Lets connections fail in this way, forever. Opens a new session when the daemon ends the old
-/// one.
+/// Makes connections fail in this way, forever. Opens a new session when the daemon ends the
+/// session.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {

@@ -1,5 +1,5 @@
-//! Attacks by which one user tries to exceed its share. Each attack runs as one user, next to a
-//! well-behaved pair of another user, which is measured.
+//! Attacks by which a user tries to exceed its share. Each attack runs as one user while a
+//! well-behaved pair of another user is measured.
 //!
 //! [`Attack`] lists the attacks and [`play`] runs one. [`bystander`] holds the measured pair and
 //! its commands. [`stage`] sets up the daemon and the CPUs, measures, and checks the bounds.
@@ -55,7 +55,7 @@ pub enum Attack {
     Doorbells,
     /// 128 busy sessions of one user.
     Sessions,
-    /// Lists of diagnoses, from sessions that have the maximum number of them.
+    /// Requests for lists of diagnoses, by sessions with the maximum number of diagnoses.
     Whys,
     /// Device queries.
     Questions,

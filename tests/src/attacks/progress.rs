@@ -18,7 +18,7 @@ impl Progress {
         std::thread::spawn(move || {
             loop {
                 let line = format!("done {}\n", counted.load(Ordering::Relaxed));
-                // The test is gone. End the attack, too.
+                // The test has exited. End the attack, too.
                 if std::io::stdout().write_all(line.as_bytes()).is_err() {
                     std::process::exit(0);
                 }

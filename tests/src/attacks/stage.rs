@@ -1,10 +1,10 @@
 //! A daemon with an attacker on one CPU and a measured bystander on another, and a second daemon
 //! without an attacker as the baseline.
 //!
-//! The measurement windows of the two alternate. While the baseline is measured, the attacked
+//! Measurement windows of the two daemons alternate. While the baseline is measured, the attacked
 //! daemon and the attacker are stopped. Rates are judged by the median ratio of adjacent windows,
-//! because a temporarily slow machine affects both windows. Times are judged by the maximum. An
-//! unclear verdict extends the measurement.
+//! because a temporarily slow machine affects both windows of a pair. Times are judged by the
+//! maximum. An unclear verdict extends the measurement.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -444,8 +444,8 @@ pub(super) fn tcp_memory() -> u64 {
     pages.parse::<u64>().expect("a number from the kernel") * 4
 }
 
-/// Returns by how many KiB one user may grow the daemon's own memory, from the output of
-/// `check-config`: the user's bookkeeping plus the amounts bounded for all users together.
+/// Returns the number of KiB by which one user may grow the daemon's own memory, from the output of
+/// `check-config`: the user's objects plus the limits for all users together.
 pub(super) fn allowed(daemon: &Daemon) -> u64 {
     let mut command = Command::new(built::program("rnicd"));
     command.arg("check-config").arg("--config").arg(daemon.dir().join("rnicd.toml"));

@@ -234,13 +234,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Blocks until the parent releases this actor or is gone.
+/// Blocks until the parent releases this actor or exits.
 fn wait_for_release() {
-    // Any error also means that the parent is gone.
+    // An error also means that the parent has exited.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
-/// Returns a flag that becomes true when the parent releases this actor or is gone.
+/// Returns a flag that becomes true when the parent releases this actor or exits.
 fn released() -> Arc<AtomicBool> {
     let released = Arc::new(AtomicBool::new(false));
     let release = released.clone();
@@ -251,7 +251,8 @@ fn released() -> Arc<AtomicBool> {
     released
 }
 
-/// Returns the path of the daemon's socket, for parts that speak the control protocol themselves.
+/// Returns the path of the daemon's socket, for commands that implement the control protocol
+/// themselves.
 fn socket() -> Result<PathBuf, traffic::Failure> {
     Ok(std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?.into())
 }
@@ -465,7 +466,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
                 match listener.accept_request(Some(Duration::from_millis(100))) {
                     Ok(request) => {
                         let qp = pd.create_qp(&QpOptions::new(&cq))?;
-                        // The peer may be gone.
+                        // The peer may have exited.
                         if request.start_accept(&qp, &AcceptOptions::default()).is_ok() {
                             taken.push(qp);
                         }

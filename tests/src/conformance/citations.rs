@@ -63,7 +63,7 @@ impl Found {
         Ok(())
     }
 
-    /// Searches one source.
+    /// Collects the citations of a source file.
     fn take(&mut self, file: &str, text: &str, is_production: bool) {
         let mut pending = Pending::default();
         let mut module = TestModule::default();
@@ -145,7 +145,7 @@ struct TestModule {
 }
 
 impl TestModule {
-    /// Returns true if the next line is inside such a module.
+    /// Processes the next line. Returns true if it is inside such a module.
     fn holds(&mut self, line: &str) -> bool {
         if is_cfg_test(line) {
             self.is_announced = true;

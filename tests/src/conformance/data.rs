@@ -52,7 +52,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// One requirement.
+/// A requirement of an RFC.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Requirement {
     /// Layer, section and number.
@@ -138,7 +138,7 @@ pub struct Construction {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Uncited {
-    /// The folder of the code.
+    /// Directory of the code.
     pub folder: String,
     /// IDs of the requirements.
     pub ids: Vec<String>,
@@ -222,7 +222,7 @@ pub struct Survivor {
     pub mutants: Vec<String>,
     /// Number of mutants.
     pub count: u32,
-    /// The reason why no test can detect them, or how one could.
+    /// Reason why no test can detect the changes, or a way to detect them.
     pub why: String,
 }
 
@@ -260,7 +260,7 @@ impl Table for Score {
     const KEY: &'static str = "score";
 }
 
-/// Reads all tables of one kind from a file.
+/// Reads all tables of this kind from a file.
 pub(super) fn read<T: Table>(file: &Path) -> Result<Vec<T>, Unreadable> {
     let unreadable = |why: String| Unreadable { file: file.into(), why };
     let mut all: toml::Table =

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Mutation, Record, read_text};
 
 impl Record {
-    /// Returns all problems of the record, one line each.
+    /// Returns all problems of the record, a line for each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let mut faults = self.misplaced.clone();
@@ -63,8 +63,8 @@ impl Record {
         }
     }
 
-    /// Reports tested MUST requirements that are not exactly one of: cited by production code,
-    /// valid by construction, or listed as not cited yet.
+    /// Reports tested MUST requirements unless exactly one of these holds: production code cites
+    /// them, they are valid by construction, or they are listed as not cited yet.
     fn faults_of_implementation(&self, faults: &mut Vec<String>) {
         let times = |all: Vec<&str>| {
             let mut times = BTreeMap::new();
@@ -145,7 +145,7 @@ mod tests {
 
     use super::super::{Citation, Construction, Level, Line, Record, Requirement};
 
-    /// Returns a record of requirements that one test cites, with the lines that implement them.
+    /// Returns a record of requirements, all cited by one test, with the lines that implement them.
     fn record(levels: &[Level], lines: &[(&str, usize)]) -> Record {
         let requirement = |(n, level): (usize, &Level)| Requirement {
             id: format!("A-{n}"),

@@ -166,7 +166,7 @@ pub fn root() -> PathBuf {
     tests.parent().unwrap_or(tests).to_owned()
 }
 
-/// Returns the files of a folder, sorted by name.
+/// Returns the files of a directory, sorted by name.
 fn files_of(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
     let unreadable = |e: std::io::Error| Unreadable { file: folder.into(), why: e.to_string() };
     let entries = std::fs::read_dir(folder).map_err(unreadable)?;

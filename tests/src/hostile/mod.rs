@@ -73,8 +73,8 @@ struct Session {
     style: Style,
 }
 
-/// The rules that a session breaks. The daemon soon ends a session that breaks all rules, so the
-/// other styles get further.
+/// Rules that a session breaks. The daemon soon ends a session that breaks all rules, so the other
+/// styles reach more code.
 #[derive(Clone, Copy)]
 enum Style {
     /// Everything.
@@ -294,7 +294,7 @@ impl Session {
                 let at = rng.below(arena.len() as u64 / 8) as usize * 8;
                 let _ = arena.store_u64(at, odd_word(rng));
             }
-            // One word in every page.
+            // Change a word in every page.
             if rng.below(8) == 0 {
                 for page in 0..arena.len() / PAGE {
                     let at = page * PAGE + rng.below(PAGE as u64 / 8) as usize * 8;
@@ -481,7 +481,7 @@ impl Session {
         self.raw.try_call(RequestBody::Status, &[]).map(drop)
     }
 
-    /// Passes a descriptor that is not a shared buffer, or no longer one.
+    /// Passes a descriptor that is not, or no longer, a shared buffer.
     fn send_descriptors(&mut self, rng: &mut Rng) -> Option<()> {
         let sealed = rustix::fs::memfd_create("sealed", MemfdFlags::CLOEXEC).ok();
         let odd: Option<OwnedFd> = match rng.below(12) {
@@ -595,7 +595,7 @@ impl Session {
                     let _ = child.wait();
                 }
             }
-            // One answer is unread and one is still pending.
+            // End while one reply is unread and another is pending.
             1 => {
                 let Session { mut raw, .. } = self;
                 raw.ask(RequestBody::Status, &[]);

@@ -151,7 +151,7 @@ impl Session {
         }
     }
 
-    /// Returns a change in which usually one field is wrong.
+    /// Returns a QP change in which usually one field is invalid.
     fn odd_change(&self, rng: &mut Rng) -> QpChange {
         match rng.below(12) {
             0..=3 => {
@@ -197,7 +197,7 @@ fn odd_key(rng: &mut Rng) -> u32 {
     }
 }
 
-/// Returns a local GID, one of the documentation range, an unspecified or a random one.
+/// Returns a local, documentation, unspecified or random GID.
 fn odd_gid(rng: &mut Rng) -> Gid {
     let mut bytes = [0; 16];
     match rng.below(4) {

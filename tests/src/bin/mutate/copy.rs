@@ -114,7 +114,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the text of a file as it is in the tree.
+    /// Returns the text of a file in the tree.
     pub fn original(&self, name: &str) -> Result<String, Box<dyn Error>> {
         std::fs::read_to_string(self.root.join(name)).map_err(|e| format!("{name}: {e}").into())
     }
@@ -185,7 +185,7 @@ impl Copy {
         Ok(programs)
     }
 
-    /// Builds the test program for one fault, in its package alone where that suffices.
+    /// Builds the test program for one fault, only in the package of the fault if that suffices.
     pub fn build_for(&self, m: &Mutation) -> Result<Programs, Box<dyn Error>> {
         let (targets, loom) = ([m.target.as_str()].into(), m.target == LOOM);
         let mut programs = Programs::new();
@@ -344,14 +344,14 @@ fn may_be_missing(e: std::io::Error) -> std::io::Result<()> {
     if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) }
 }
 
-/// Returns the builds that these targets need: false is the ordinary one, true that of loom.
+/// Returns the builds that these targets need: false is the ordinary build, true the loom build.
 fn kinds(targets: &BTreeSet<&str>) -> Vec<bool> {
     let of = |loom: bool| targets.iter().any(|target| (*target == LOOM) == loom);
     [false, true].into_iter().filter(|loom| of(*loom)).collect()
 }
 
-/// Returns cargo's options for the packages. All of them, so that features are those of a build of
-/// the workspace; only `rnic-abi` has loom models.
+/// Returns cargo's package options. The ordinary build needs all packages, so that features are
+/// unified as in a workspace build; only `rnic-abi` has loom models.
 fn packages(loom: bool) -> Vec<&'static str> {
     if loom { vec!["-p", "rnic-abi"] } else { vec!["--workspace"] }
 }

@@ -1,9 +1,9 @@
 //! Inserts the faults of `tests/conformance/mutations.toml` and `tests/conformance/promises/` into
 //! a copy of the tree, and checks that the named tests detect each of them.
 //!
-//! Faults within functions are built together, and an environment variable selects one for a run
-//! of the tests ([`weave`]). The others are built one by one. So are faults that no test detected:
-//! a test may have started a program without that variable.
+//! Faults inside functions are compiled into one build, and an environment variable selects a fault
+//! for each run of the tests ([`weave`]). Other faults are built one by one. So are faults that no
+//! test detected, because a test may have started a program without that variable.
 
 mod copy;
 mod weave;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 /// Returns the number of undetected faults.
 fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     let record = Record::read(&args.root)?;
-    // Numbered from 1: 0 stands for no fault.
+    // Numbered from 1, because 0 stands for no fault.
     let all: Vec<Numbered> = record
         .mutations
         .iter()
@@ -97,7 +97,7 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     Ok(progress.unnoticed)
 }
 
-/// Tests the faults that are built together. Returns the numbers of those that no test detected.
+/// Tests the faults that are built together. Returns the numbers of undetected faults.
 fn test_together(
     copy: &Copy,
     programs: &Programs,
@@ -131,7 +131,7 @@ fn targets<'a>(faults: &[Numbered<'a>]) -> BTreeSet<&'a str> {
     faults.iter().map(|(_, m)| m.target.as_str()).collect()
 }
 
-/// Puts all faults into the copy that compile together. Returns the numbers of the others.
+/// Inserts all faults that compile together into the copy. Returns the numbers of the other faults.
 fn weave_all(copy: &Copy, chosen: &[Numbered]) -> Result<BTreeSet<usize>, Box<dyn Error>> {
     let mut by_file: BTreeMap<&str, Vec<Numbered>> = BTreeMap::new();
     for (number, m) in chosen {

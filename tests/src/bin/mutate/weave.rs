@@ -1,9 +1,9 @@
-//! Puts all faults of a file into it at once, and lets an environment variable select one.
+//! Inserts all faults of a file at once, of which an environment variable selects one.
 //!
 //! The body of each function with faults becomes a `match` on the number in [`FAULT`]: an arm for
-//! each fault, and one with the original body. So all faults are built together, instead of one
-//! build for each. The code must be formatted by rustfmt, which puts the closing brace of a
-//! function into the column of its first line.
+//! each fault, and an arm with the original body. So all faults share a build. The code must be
+//! formatted by rustfmt, which puts the closing brace of a function into the column of its first
+//! line.
 
 use std::ops::Range;
 
@@ -19,9 +19,9 @@ pub type Numbered<'a> = (usize, &'a Mutation);
 pub struct Woven {
     /// The new text of the file.
     pub text: String,
-    /// Numbers of the faults that are not in it, because they are not within one function.
+    /// Numbers of the omitted faults, which are not inside a single function.
     pub left_out: Vec<usize>,
-    /// Line ranges, each with its faults: first those of arms, then those of functions.
+    /// Line ranges with their faults: first the ranges of arms, then the ranges of functions.
     places: Vec<(Range<usize>, Vec<usize>)>,
 }
 
@@ -46,7 +46,7 @@ impl Woven {
         let mut done = 0;
         for (body, faults) in functions {
             let numbers: Vec<usize> = faults.iter().map(|(number, _)| *number).collect();
-            // A function within a function that has faults too.
+            // This function is inside a function that has faults too.
             if body.start < done {
                 woven.left_out.extend(numbers);
                 continue;
@@ -98,8 +98,8 @@ fn place_of(text: &str, fault: &Mutation) -> Option<Range<usize>> {
     Some(start..start + fault.from.len())
 }
 
-/// Returns the innermost function body, without its braces, that contains the place. None if there
-/// is none, or if the function is `const`, which cannot read the environment.
+/// Returns the innermost function body, without its braces, that contains the place. Returns `None`
+/// if no function contains it, or if the function is `const`, which cannot read the environment.
 fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let mut innermost = None;
     for (start, line) in lines(text).take_while(|(start, _)| *start <= place.start) {
@@ -226,7 +226,7 @@ impl Queue {
             fault("n == 0", "n != 0"),
         ];
         let woven = woven(&faults);
-        // The last one is in a function within that of the fourth.
+        // The last fault is in a function inside the function of the fourth.
         assert_eq!(woven.left_out, [1, 2, 3, 5]);
         assert!(woven.text.starts_with("const LIMIT: u32 = 7;"));
     }
