@@ -163,7 +163,7 @@ impl IdBody {
         }
     }
 
-    /// Returns true if the id has or had a connection, or a request for one.
+    /// Returns true if the id has or had a connection or a connection request.
     fn may_disconnect(&self) -> bool {
         match self.phase() {
             Phase::Undecided | Phase::Connecting | Phase::Connected | Phase::Ended => true,
@@ -189,7 +189,8 @@ impl IdBody {
         let is_connected = found.is_roce() && found.ud_pd().is_none();
         let (serves, wanted) = match self.service {
             Service::Iwarp => (!found.is_roce(), "an iWARP QP"),
-            // The program wires its own QPs, and may name any of them: UCX names a UD QP.
+            // The program connects its QPs itself and may pass the number of any of them: UCX
+            // passes a UD QP.
             Service::Rc(_) if state.own_qp.is_none() => (found.is_roce(), "a QP of its device"),
             Service::Rc(_) if self.service.allows_uc() => (is_connected, "an RC or UC QP"),
             Service::Rc(_) => (is_connected && !found.is_uc(), "an RC QP"),
@@ -215,7 +216,7 @@ fn connect(id: *mut rdma_cm_id, parameters: In<rdma_conn_param>) -> Result<(), E
     })
 }
 
-/// Makes `id->qp` the QP of the id, even if the program set the field itself.
+/// Makes `id->qp` the QP of the id, also if the program has set this field.
 pub(super) fn adopt_qp(id: Live<CmIdBody>) {
     if let Ok(found) = qp(get!(id.qp)) {
         id.id.set_qp(&found);

@@ -1,12 +1,12 @@
 //! Actions on ids that the event thread takes after a delay.
 //!
-//! The first is to repeat a connection request that was refused. A server that closes one listener
-//! and opens the next on the same port, as perftest does for each connection, is unreachable for a
+//! One action repeats a connection request that was refused. A server that closes a listener and
+//! opens another on the same port, as perftest does for each connection, is unreachable for a
 //! moment. Peers on the network rarely notice, but peers on the same host often do, and programs
 //! that give up at the first refusal then fail at random. So the library reports a refusal only if
 //! it persists.
 //!
-//! The second is to report that a connection of an RC or UC QP has left the timewait state.
+//! The other action reports that a connection of an RC or UC QP has left the timewait state.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl Delays {
         self.waiting.lock().push(Delayed { due: Instant::now() + delay, id, action });
     }
 
-    /// Returns the time until the next action is due, or `None` if there are none.
+    /// Returns the time until the next action is due, or `None` if no action is queued.
     pub(crate) fn due_in(&self) -> Option<Duration> {
         let first = self.waiting.lock().iter().map(|delayed| delayed.due).min();
         first.map(|at| at.saturating_duration_since(Instant::now()))

@@ -21,12 +21,13 @@ use crate::verbs::session;
 
 /// Returns the device of this kind for an id with a local address: a device of the interface that
 /// has the address, or else a device of all interfaces. Without an address, or if no device of the
-/// daemon has it, returns the first device. If the program sees no device of this kind, it can use
-/// all of them.
+/// daemon has it, returns the first device. If no device of this kind is visible to the program,
+/// all of them qualify.
 ///
 /// # Errors
 ///
-/// `ENODEV` if there is none, or if only devices that the program does not see have the address.
+/// `ENODEV` if there is no such device, or if only devices invisible to the program have the
+/// address.
 pub(super) fn device_with(
     device: &Device,
     kind: DeviceKind,

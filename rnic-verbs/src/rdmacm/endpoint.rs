@@ -49,7 +49,7 @@ fn listen_on(
         set!(id.pd = pd);
     }
     *id.endpoint.lock() = wanted.optional().map(|w| {
-        // The id's own type, whatever the program has requested.
+        // The type of the id overrides the type that the program has requested.
         set!(w.qp_type = get!(id.qp_type));
         Endpoint { pd: Foreign(pd), wanted: w.read() }
     });

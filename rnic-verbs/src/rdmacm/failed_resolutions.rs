@@ -13,7 +13,7 @@ use crate::errno::Errno;
 use crate::log;
 use crate::strings::cm_event;
 
-/// Ids with a resolution for which the daemon was asked, by the number in its event.
+/// Ids whose resolution a fault rule may fail, by the number in the daemon's event.
 #[derive(Default)]
 pub(super) struct FailedResolutions(Mutex<Waiting>);
 
@@ -53,7 +53,7 @@ impl FailedResolutions {
 
 impl IdBody {
     /// Evaluates the fault rules of `rdma_resolve_addr(3)`. Returns false if an event reports the
-    /// failure later. The id then stays as it is.
+    /// failure later. The id is then unchanged.
     pub(super) fn admit_address(self: &Arc<Self>, peer: SocketAddr) -> Result<bool, Errno> {
         self.admit(RDMA_CM_EVENT_ADDR_ERROR, |context| LibraryCall::ResolveAddr { context, peer })
     }

@@ -1,6 +1,7 @@
 //! Addresses of the family `AF_IB`: a GID, and a service ID with port space and port.
 //!
-//! An id keeps such an address as the IP address of the GID and the port. The rest is here.
+//! An id stores such an address as the IP address of the GID and the port. This module converts the
+//! other fields.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -67,8 +68,8 @@ impl IdBody {
     }
 }
 
-/// Returns the port space and the host address of an own `AF_IB` address. As in the kernel, the
-/// bits of the service ID in its mask must be those of a port space that the id can use.
+/// Returns the port space and the host address of a local `AF_IB` address. As in the kernel, the
+/// masked bits of the service ID must be those of a port space that the id can use.
 fn own(service: Service, address: &sockaddr_ib) -> Result<(PortSpace, SocketAddr), Errno> {
     let mask = u64::from_be(address.sib_sid_mask);
     let id = u64::from_be(address.sib_sid) & mask;
@@ -132,7 +133,8 @@ pub(super) fn in_c(address: SocketAddr, space: PortSpace) -> sockaddr_ib {
     }
 }
 
-/// Returns the `AF_IB` form of the result of a lookup. The port counts only if there is one.
+/// Returns the `AF_IB` form of the result of a lookup. Without a port, the mask excludes the port
+/// bits.
 pub(super) fn found(address: SocketAddr, space: rdma_port_space) -> sockaddr_ib {
     let port = address.port();
     let mask = if port == 0 { !PORT_MASK } else { u64::MAX };

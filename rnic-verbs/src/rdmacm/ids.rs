@@ -36,7 +36,7 @@ pub(crate) struct Ids {
     /// Held while an event takes effect, so that an id changes its phase and gets its event
     /// atomically. True once the daemon has dropped events.
     events_lost: Mutex<bool>,
-    /// Signals that an event has taken effect, or that a QP is gone.
+    /// Signals that an event has taken effect, or that a QP was destroyed.
     delivered: Condvar,
     pub(super) delays: Delays,
     pub(super) lookups: Lookups,
@@ -84,7 +84,7 @@ impl Ids {
         Ok(())
     }
 
-    /// Lets another id take a QP after its connection, or attempt, has ended.
+    /// Releases a QP for other ids after its connection or attempt has ended.
     pub(super) fn release_qp(&self, qp: QpId, id: &IdBody) {
         let mut by_qp = self.by_qp.lock();
         if let Some(held) = by_qp.get_mut(&qp).filter(|held| std::ptr::eq(&*held.id, id)) {
@@ -125,7 +125,7 @@ impl Ids {
         }
     }
 
-    /// Lets other ids of the program share this address until one of them listens.
+    /// Allows other ids of the program to share this address until one of them listens.
     pub(super) fn allow_reuse(&self, service: Service, reuse_addr: bool, listener: &Arc<Listener>) {
         let mut reusable = self.reusable.lock();
         reusable.retain(|one| one.listener.strong_count() > 0);
@@ -149,7 +149,7 @@ impl Ids {
         if reusable[at].reuse_addr {
             return reusable[at].listener.upgrade();
         }
-        // Only one id may take it.
+        // Only one id may take the listener.
         reusable.swap_remove(at).listener.upgrade()
     }
 

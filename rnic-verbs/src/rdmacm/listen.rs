@@ -70,7 +70,7 @@ impl IdBody {
                 return Err(no_longer("has no connection request"));
             };
             if self.is_ud() {
-                // There is no connection to wait for.
+                // A UD lookup has no connection to wait for.
                 state.phase = Phase::Connected;
             } else {
                 qp.allow_sends();
@@ -87,7 +87,7 @@ impl IdBody {
             let most = self.device.attributes.max_ird;
             let options = AcceptOptions {
                 private_data: wanted.private_data.clone(),
-                // The value of the request, unless the program gives one.
+                // Use the value of the request unless the program gives a value.
                 ird: wanted.inbound.or(request.peer_ord().map(|wanted| wanted.min(most))),
                 ord: wanted.outbound,
                 timeout: None,

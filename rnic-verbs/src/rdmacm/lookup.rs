@@ -1,8 +1,8 @@
 //! QPs for the lookups of `RDMA_PS_UDP` (`rdma_connect(3)`).
 //!
-//! In the daemon a lookup belongs to a QP. In librdmacm an id needs no QP for it: programs create
-//! their QP later, destroy it before the reply, or use one QP for several ids. So each lookup has a
-//! QP that the program does not see and that carries no datagrams.
+//! In the daemon a lookup belongs to a QP. In librdmacm an id can look up a peer without a QP:
+//! programs create their QP later, destroy it before the reply, or use one QP for several ids. So
+//! each lookup has a hidden QP, which carries no datagrams.
 
 use parking_lot::Mutex;
 use rnic_client::{Context, Cq, CqOptions, Error, Pd, Qp, QpOptions, QpType};

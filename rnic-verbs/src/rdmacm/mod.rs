@@ -5,10 +5,10 @@
 //! the program fetches them, so the event thread never writes memory that the program reads.
 //!
 //! The [`Service`](service::Service) of an id is its device and port space. Ids of `RDMA_PS_TCP`
-//! belong to the iWARP device if the program sees it. Otherwise, as ids of `RDMA_PS_IB` always do,
-//! they connect RC or UC QPs of the RoCE device ([`rc`]). Ids of `RDMA_PS_UDP` belong to the RoCE
-//! device, which has UD QPs. They make no connections: `rdma_connect(3)` looks up the QP that
-//! serves the peer's port.
+//! belong to the iWARP device if it is visible to the program. Otherwise they connect RC or UC QPs
+//! of the RoCE device ([`rc`]), as ids of `RDMA_PS_IB` always do. Ids of `RDMA_PS_UDP` belong to
+//! the RoCE device, which has UD QPs. They make no connections: `rdma_connect(3)` looks up the QP
+//! that serves the peer's port.
 
 mod ack;
 pub(crate) mod addrinfo;

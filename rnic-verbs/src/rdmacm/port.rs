@@ -1,10 +1,10 @@
-//! Reserves the source port of an id, from `rdma_resolve_addr(3)` until it has a connection.
+//! Reserves the source port of an id from `rdma_resolve_addr(3)` until the id has a connection.
 //!
 //! A socket of the program holds the port. It does not listen and has `SO_REUSEADDR`, so the daemon
 //! can connect from the port.
 //!
-//! The ports of the RoCE device are not those of the kernel. There, a UDP socket merely makes the
-//! port unique among the programs of the host that reserve one.
+//! On the RoCE device the daemon manages the ports. There, a UDP socket merely makes the port
+//! unique among the programs of the host that reserve a port.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;

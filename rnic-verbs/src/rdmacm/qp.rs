@@ -63,7 +63,8 @@ fn create_with(
         set_qp(id, pd, made)
     });
     made.inspect_err(|_| {
-        // The program may retry with the same structure, and the CQs created here are gone.
+        // The CQs created here have been destroyed, and the program may retry with the same
+        // structure.
         set!(w.send_cq = send_cq);
         set!(w.recv_cq = recv_cq);
         set!(w.srq = srq);

@@ -22,7 +22,7 @@ use crate::verbs::qp::QpBody;
 
 impl IdBody {
     /// Fills in the attributes for the transition of the id's QP to `to.qp_state`. Returns their
-    /// mask. `is_uc` is the type of a QP that the id does not know.
+    /// mask. `is_uc` gives the QP type if the id has no QP.
     pub(super) fn rc_attributes(&self, to: &mut ibv_qp_attr, is_uc: bool) -> Result<c_int, Errno> {
         let source = match to.qp_state {
             IBV_QPS_RTR => self.state.lock().rc.peer.map(|peer| peer.source),
@@ -59,7 +59,7 @@ impl IdBody {
             .try_for_each(|state| self.move_qp(qp, state))
     }
 
-    /// Moves the QP that was created for the id to ERR. Does nothing if there is none.
+    /// Moves the QP that was created for the id to ERR. Does nothing without such a QP.
     pub(super) fn own_qp_to_error(&self) -> Result<(), Errno> {
         let own = self.state.lock().own_qp;
         let Some(qp) = own.and_then(|qp| self.find_qp(qp)) else { return Ok(()) };
@@ -110,7 +110,7 @@ impl IdBody {
     }
 
     /// Handles the peer's reply (REP). Moves the QP of the id to RTS and confirms the connection. A
-    /// program that created its QP without the id does both itself.
+    /// program that created its QP without the id must do both itself.
     pub(super) fn replied(
         self: &Arc<Self>,
         addresses: AddressPair,
@@ -216,7 +216,7 @@ impl IdBody {
     ///
     /// # Errors
     ///
-    /// Those of the kernel: `EISCONN` if the connection is established already, `EINVAL` for other
+    /// As in the kernel: `EISCONN` if the connection is already established, `EINVAL` for other
     /// phases and events.
     pub(super) fn notify_rc(&self, event: ibv_event_type) -> Result<(), Errno> {
         let (phase, passive, qp) = {
@@ -311,7 +311,7 @@ impl IdBody {
     }
 }
 
-/// Returns the numbers that the program has given, and `reads` for the others.
+/// Returns the values that the program has given, and those of `reads` for missing values.
 fn reads_of(wanted: &ConnectParams, reads: Reads) -> Reads {
     Reads {
         inbound: wanted.inbound.map_or(reads.inbound, saturate),

@@ -92,7 +92,7 @@ impl IdBody {
     /// # Errors
     ///
     /// The errors of binding, for instance if the port is in use in the other family. The id then
-    /// keeps its address, unless another program has taken the port in between.
+    /// keeps its address, unless another program has taken the port in the meantime.
     pub(crate) fn set_family_only(&self, on: bool) -> Result<(), Errno> {
         let mut state = self.state.lock();
         state.expect(&[Phase::Idle, Phase::Bound])?;

@@ -200,11 +200,11 @@ impl IdBody {
         self.service.device()
     }
 
-    /// Returns the device of the id. It is the same from the time when the id has a local address.
+    /// Returns the device of the id. It does not change after the id has a local address.
     ///
     /// # Errors
     ///
-    /// Those of [`device_with`].
+    /// The errors of [`device_with`].
     pub(crate) fn adapter(&self) -> Result<Arc<Adapter>, Errno> {
         if let Some(adapter) = self.adapter.get() {
             return Ok(adapter.clone());
@@ -265,8 +265,8 @@ impl IdBody {
         }
     }
 
-    /// Sets the acknowledgement timeout of its QP (`RDMA_OPTION_ID_ACK_TIMEOUT`). An RC QP gets it
-    /// with the transition to RTS; an iWARP QP reports it.
+    /// Sets the acknowledgement timeout of its QP (`RDMA_OPTION_ID_ACK_TIMEOUT`). An RC QP applies
+    /// it at the transition to RTS; an iWARP QP only reports it.
     pub(crate) fn set_ack_timeout(&self, timeout: u8) {
         let own_qp = {
             let mut state = self.state.lock();
@@ -283,7 +283,8 @@ impl IdBody {
         self.state.lock().connect_data = data.to_vec();
     }
 
-    /// Lets the id share its address with others until it listens (`RDMA_OPTION_ID_REUSEADDR`).
+    /// Allows the id to share its address with other ids until it listens
+    /// (`RDMA_OPTION_ID_REUSEADDR`).
     pub(crate) fn set_reuses_address(&self, on: bool) -> Result<(), Errno> {
         let mut state = self.state.lock();
         if state.phase == Phase::Listening || !on {
@@ -355,7 +356,7 @@ impl State {
         released
     }
 
-    /// Checks that the phase is one of `phases`. Returns `EINVAL` otherwise.
+    /// Returns `EINVAL` unless the phase is one of `phases`.
     pub(super) fn expect(&self, phases: &[Phase]) -> Result<(), Errno> {
         if phases.contains(&self.phase) {
             return Ok(());
@@ -480,7 +481,7 @@ pub(crate) struct ConnectParams {
     pub(crate) srq: bool,
 }
 
-/// Parameters without a `struct rdma_conn_param`. The retries are those of librdmacm.
+/// Parameters of a call without a `struct rdma_conn_param`. The retry counts are librdmacm's.
 impl Default for ConnectParams {
     fn default() -> Self {
         ConnectParams {

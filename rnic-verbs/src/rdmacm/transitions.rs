@@ -126,7 +126,7 @@ impl IdBody {
             let own = state.own_qp.is_some() && self.service == Service::Iwarp;
             (kind, own, state.ends_at_once)
         };
-        // The program itself moves a QP that it created without the id.
+        // A program that created its QP without the id moves the QP itself.
         if own && let Some(qp) = connection.qp.and_then(|qp| self.find_qp(qp)) {
             qp.states.lock().connected();
         }
@@ -204,8 +204,9 @@ impl IdBody {
         self.push(kind, -errno);
     }
 
-    /// Handles a graceful close by the peer: closes this end too, which ends the connection. A
-    /// program that has not yet posted receives for the last messages rarely does so later.
+    /// Handles a graceful close by the peer: closes this end too, which ends the connection.
+    /// Waiting would rarely help, because a program that has not posted receives for the last
+    /// messages yet rarely does so later.
     pub(super) fn peer_closed(&self) {
         if self.is_rc() {
             return;
@@ -242,7 +243,7 @@ impl IdBody {
         self.ended(was);
     }
 
-    /// Ends the connection or the attempt because the daemon is gone.
+    /// Ends the connection or the attempt because the daemon has exited.
     pub(super) fn daemon_gone(self: &Arc<Self>) {
         if self.is_rc() && self.attempt_ended() {
             return self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::ENODEV);
