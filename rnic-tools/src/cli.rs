@@ -61,7 +61,7 @@ impl StatusLine {
         StatusLine { shown: io::stderr().is_terminal().then(Mutex::default) }
     }
 
-    /// Shows a text. Drawing would disturb what is under way, so frequent changes are skipped.
+    /// Shows a text. Skips frequent changes, because drawing takes time from the operation.
     pub fn show(&self, text: impl FnOnce() -> String) {
         let Some(shown) = &self.shown else { return };
         let Ok(mut shown) = shown.lock() else { return };

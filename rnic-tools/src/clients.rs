@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rnic_client::{ConnectionRequest, Error, Listener};
 
-/// Serves all incoming connections, at most `most` at a time, and rejects further ones with `full`
-/// as private data. Passes the error of each connection to `report`. Returns only when the daemon
-/// is gone and all threads have ended.
+/// Serves incoming connections, at most `most` at a time, and rejects further connections with
+/// `full` as private data. Passes the error of each connection to `report`. Returns only when the
+/// daemon has exited and all threads have ended.
 pub fn serve<E: Display>(
     listener: &Listener,
     most: usize,
@@ -22,7 +22,7 @@ pub fn serve<E: Display>(
             let request = listener.accept_request(None)?;
             let peer = request.peer();
             if active.load(Ordering::Relaxed) >= most {
-                // Fails if the peer has already gone.
+                // Fails if the peer has already left.
                 let _ = request.reject(full);
                 report(&format!("rejected {peer}: {most} clients are already connected"));
                 continue;

@@ -1,8 +1,8 @@
 //! Performs and verifies every operation between two processes, for `rnicd demo` and the end-to-end
 //! tests.
 //!
-//! The guest ([`visit`]) posts the operations. The host ([`host`]) provides one region, and two
-//! more that only this connection may use, and answers each message with a report of the data
+//! The guest ([`visit`]) posts the operations. The host ([`host`]) provides a region, and two
+//! regions that only this connection may use, and answers each message with a report of the data
 //! received (a `HostReport`). The guest alone verifies the results.
 
 use std::cell::Cell;
@@ -113,8 +113,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 // ---------------------------------------------------------------------------------------------
 // Host
 
-/// Serves `guests` guests. Each makes two connections: the tour, and a second that ends in an
-/// intended error.
+/// Serves `guests` guests. Each guest makes two connections: the tour, and a connection that ends
+/// in an intended error.
 pub fn host(
     context: &Context,
     listener: &Listener,
@@ -148,7 +148,7 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
         pd.reg_mr_with(&buffer, lent..lent + 1024, &only)?,
         pd.reg_mr_with(&buffer, lent + 1024..lent + 2048, &only)?,
     ];
-    // The receives are small, so that enough of them can be posted for the batches.
+    // Small receives, so that enough can be posted for the batches.
     let small = 4096;
     let receive = |slot: u32| -> [Sge; 3] {
         let at = u64::from(slot * small);
@@ -609,7 +609,8 @@ impl Guest {
             .map_err(|e| self.failed(e.source))
     }
 
-    /// Waits until `n` of our requests have completed. Keeps reports that arrive meanwhile.
+    /// Waits until `n` requests of this end have completed. Keeps reports that arrive in the
+    /// meantime.
     fn completed(&mut self, n: usize) -> Result<Completion, TourError> {
         let mut last = None;
         let mut left = n;

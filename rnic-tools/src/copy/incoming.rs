@@ -30,8 +30,8 @@ enum Content {
 }
 
 impl Incoming {
-    /// Creates a file in `folder` with the final name `name`. An existing file is only allowed, and
-    /// replaced, if `replace` is true.
+    /// Creates a file in `folder` with the final name `name`. If a file of this name exists, it is
+    /// later replaced if `replace` is true; otherwise creation fails.
     pub(super) fn create(folder: &Path, name: FileName, replace: bool) -> io::Result<Self> {
         let content = match nameless(folder) {
             Some(file) => Content::Nameless(file),
@@ -132,7 +132,7 @@ fn link(file: &File, path: &Path) -> io::Result<()> {
     Ok(rustix::fs::linkat(CWD, proc_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
-/// Returns a path by which a file without a name can be linked without privileges (open(2),
+/// Returns a path with which an unprivileged process can link a file without a name (open(2),
 /// `O_TMPFILE`).
 fn proc_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()

@@ -54,7 +54,7 @@ pub fn receive_file(
         Ok(accepted) => accepted,
         Err(e) => {
             let why = e.for_peer().unwrap_or_else(|| "the receiver lacks resources".to_owned());
-            // Fails if the sender has gone. The local error is more useful.
+            // Fails if the sender has left. The local error is more useful.
             let _ = request.reject(&refusal(&why));
             return Err(e);
         }

@@ -70,7 +70,7 @@ impl Completions {
                 self.stray = true;
                 return Ok(n);
             }
-            // Without a deadline this is a single system call. If the peer is gone, its connection
+            // Without a deadline this is a single system call. If the peer exits, the connection
             // ends, which completes the posted requests.
             self.channel.recv(None)?;
         }
@@ -117,10 +117,10 @@ fn stuck(what: &'static str) -> PerfError {
     PerfError::Stuck { what, seconds: PATIENCE.as_secs() }
 }
 
-/// Polls before the first yield, as many as in `Cq::wait`.
+/// Number of polls before the first yield, as in `Cq::wait`.
 const SPINS: u32 = 100;
 /// Number of threads that poll: the two ends and a worker. With no more CPUs than this, spinning
-/// only keeps another one from running.
+/// only keeps another thread from running.
 const POLLERS: usize = 3;
 /// Maximum number of completions per poll.
 const TAKE: usize = 64;

@@ -31,7 +31,7 @@ impl Copies {
         Ok(Copies { from, to, size: spec.size as usize })
     }
 
-    /// Copies `count` messages from one working set to the other. Returns the time.
+    /// Copies `count` messages between two working sets. Returns the time.
     pub fn copy(&mut self, count: u64) -> Duration {
         copy(&self.from, &mut self.to, self.size, count)
     }

@@ -27,8 +27,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates and connects both ends. The peer's end gets this number, and its ends with this and
-    /// higher numbers are destroyed first.
+    /// Creates and connects both ends. The peer numbers its end `number`, and first destroys its
+    /// ends with this and higher numbers.
     pub fn new(
         context: &Context,
         peer: &mut Peer,

@@ -22,7 +22,7 @@ use super::stats::Times;
 /// The process of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The process that measures the time and sends commands to the other.
+    /// The process that measures the time and sends commands to the peer.
     Driver,
     /// The process that follows the driver.
     Peer,
@@ -125,14 +125,14 @@ impl End {
         self.sink.remote()
     }
 
-    /// Connects all QPs, one after the other.
+    /// Connects all QPs sequentially.
     pub fn connect(&self, peer: SocketAddr) -> Result<(), PerfError> {
         let options = ConnectOptions::default();
         self.qps.iter().try_for_each(|qp| qp.connect(peer, &options).map(drop))?;
         Ok(())
     }
 
-    /// Accepts connections for all QPs, one after the other.
+    /// Accepts connections for all QPs sequentially.
     pub fn accept(&self, listener: &Listener) -> Result<(), PerfError> {
         let options = AcceptOptions::default();
         for qp in &self.qps {
@@ -511,7 +511,7 @@ fn make_batches<'a>(
         };
         Ok(if signaled { request.signaled() } else { request })
     };
-    // As many whole batches as cover all slots.
+    // The whole batches that cover all slots.
     (0..u64::from(slots.div_ceil(batch)))
         .map(|b| {
             let first = b * u64::from(batch);
@@ -534,8 +534,8 @@ fn receives(role: Role, spec: &Spec) -> u32 {
     if receives_messages(role, spec) { spec.receives() } else { SMALL_RECEIVES }
 }
 
-/// Returns the offset of a note's buffer. There are far more buffers than notes in flight on a QP,
-/// and if notes of several QPs share one, they have the same content.
+/// Returns the offset of a note's buffer. There are far more buffers than notes in flight on a QP.
+/// Notes of several QPs that share a buffer have the same content.
 fn note_place(receive: u64) -> u64 {
     receive % (MEMORY / 8) * 8
 }

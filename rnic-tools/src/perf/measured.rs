@@ -38,7 +38,7 @@ impl Measured {
             Amount::Time(time) => (time, u64::MAX),
             Amount::Messages(count) => (WARM, count.max(1)),
         };
-        // Each run is four times as long as the previous one, so that the last one dominates.
+        // Each run is four times as long as the previous run, so that the last run dominates.
         let mut count = batch.min(most);
         let spent = loop {
             let spent = run(count, &mut Times::new())?;

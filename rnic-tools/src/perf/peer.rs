@@ -26,7 +26,7 @@ pub struct Peer {
     replies: Box<dyn BufRead + Send>,
 }
 
-/// The process behind a peer.
+/// The process of a peer.
 enum Process {
     Child(Child),
     Host(TcpStream),
@@ -194,14 +194,14 @@ pub fn serve_child(
     let mut output = std::io::stdout();
     let served = carry_out(&mut output);
     if let Err(e) = &served {
-        // Fails if the parent is gone, which needs no report.
+        // Fails if the parent has exited, which needs no report.
         let _ = write_msg(&mut output, &Reply::Failed { why: e.to_string() });
     }
     served
 }
 
-/// Runs the peer for drivers on other hosts, one after the other. Returns only if it fails to start
-/// or to accept.
+/// Runs the peer for drivers on other hosts, one driver at a time. Returns only if it fails to
+/// start or to accept.
 pub fn serve_hosts(socket: Option<&Path>, listen: &Endpoint) -> Result<(), PerfError> {
     open(socket)?;
     let bind =
@@ -234,7 +234,7 @@ fn serve_host(socket: Option<&Path>, stream: &TcpStream) -> Result<(), PerfError
     served
 }
 
-/// Connects to the daemon at `socket`, or to the one the library finds.
+/// Connects to the daemon at `socket`, or to the library's default.
 pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
     let socket = socket.map(Path::to_path_buf);
     Context::open_with(OpenOptions { socket, ..OpenOptions::default() })
@@ -337,9 +337,9 @@ fn raw_link(ip: IpAddr, spec: Spec, output: &mut impl Write) -> Result<RawEnd, P
 
 /// The running program. This path works without access to the program's folder.
 pub const THIS: &str = "/proc/self/exe";
-/// Time that a peer gets to exit after a failure on this side.
+/// Time for a peer to exit after a failure on this side.
 const GRACE: Duration = Duration::from_millis(200);
-/// Time that a peer on another host gets to report why it failed.
+/// Time for a peer on another host to report why it failed.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Longest silence of a driver on another host: the longest round.
 const LONGEST_ROUND: Duration = Duration::from_secs(4000);
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn explain_adds_the_error_of_the_peer() {
         let stuck = || PerfError::Stuck { what: "completion", seconds: 20 };
-        // One printf writes both lines, so the second is there when the peer is killed.
+        // A single printf writes both lines, so both have been written when the peer is killed.
         let mut peer =
             shell(r#"printf '"Ready"\n{"Failed":{"why":"flushed"}}\n'; exec sleep 1000"#);
         peer.await_reply(&Reply::Ready).unwrap();

@@ -24,7 +24,7 @@ pub struct QuickOptions<'a> {
     pub peer: Command,
 }
 
-/// Results: medians of three rounds, measured in turn.
+/// Results: medians of three rounds, each of which measures all subjects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quick {
     /// The path of the connections: `direct` or `tcp`.
@@ -98,7 +98,7 @@ impl Subject {
     }
 }
 
-/// Warms up all subjects, then measures them in turn, round by round.
+/// Warms up all subjects, then measures each of them once per round.
 fn measure<const N: usize>(
     peer: &mut Peer,
     spec: &Spec,

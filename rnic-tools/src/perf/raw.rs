@@ -29,7 +29,7 @@ pub struct RawEnd {
     /// Current mode.
     mode: TcpMode,
     spec: Spec,
-    /// At least as large as the working set, and as one read of small messages.
+    /// Buffer, at least as large as the working set and as one read of small messages.
     memory: Vec<u8>,
 }
 
@@ -85,7 +85,7 @@ impl RawEnd {
         })
     }
 
-    /// Reads messages: each large one into its slot, small ones together as they arrive.
+    /// Reads messages: large messages each into its slot, small messages together as they arrive.
     fn read_messages(&mut self, count: u64) -> std::io::Result<()> {
         let size = self.spec.size as usize;
         if size >= READ_AT_ONCE {

@@ -44,9 +44,9 @@ impl fmt::Display for Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flow {
-    /// In one direction, with several outstanding.
+    /// Messages in one direction, several of them outstanding.
     Stream,
-    /// One at a time, back and forth. A Read or an atomic is a round trip by itself.
+    /// One message at a time, back and forth. A Read or an atomic is a round trip by itself.
     PingPong,
 }
 

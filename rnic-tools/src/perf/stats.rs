@@ -62,9 +62,9 @@ pub struct Percentiles {
     pub mean_us: f64,
     /// Half of the times are below.
     pub p50_us: f64,
-    /// One time in a hundred is above.
+    /// 99th percentile in microseconds.
     pub p99_us: f64,
-    /// One time in a thousand is above.
+    /// 99.9th percentile in microseconds.
     pub p999_us: f64,
     /// The longest time.
     pub max_us: f64,
