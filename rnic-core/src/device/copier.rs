@@ -24,7 +24,7 @@ pub struct Copier {
     jobs: Box<[JobCount]>,
     /// Set while a caller of [`Copier::mark`] waits for jobs to end.
     watched: AtomicBool,
-    /// Set when the session ends: then no caller waits for its jobs any more.
+    /// Set when the session ends. No caller waits for its jobs after that.
     ended: AtomicBool,
 }
 

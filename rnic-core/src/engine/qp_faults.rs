@@ -107,7 +107,7 @@ impl Qp {
         if by.is_none() {
             engine.wake(&mut self.core);
         }
-        // In its next turn the peer sees that this QP has stopped, or continues.
+        // In its next turn the peer finds that this QP has stopped, or goes on.
         self.link.wake_peer(engine);
     }
 

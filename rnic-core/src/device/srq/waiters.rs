@@ -7,11 +7,11 @@ use rnic_abi::types::QpId;
 /// A QP that holds a message until a receive is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// The QP that waits.
+    /// QP that waits for a receive.
     pub qp: QpId,
     /// Its worker, below 64.
     pub worker: u32,
-    /// Key with which its worker finds the QP.
+    /// Key by which its worker finds the QP.
     pub key: u32,
 }
 
@@ -19,7 +19,8 @@ pub struct Waiter {
 #[derive(Debug)]
 struct Waiting {
     waiter: Waiter,
-    /// Called and not yet answered: there were enough receives for it and for all earlier waiters.
+    /// The QP was called and has not taken a receive since: there were enough receives for it and
+    /// for all earlier waiters.
     called: bool,
 }
 

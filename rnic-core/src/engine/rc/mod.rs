@@ -89,7 +89,7 @@ impl RcState {
         }
     }
 
-    /// Returns true if posted requests are begun.
+    /// Returns true if the QP may begin posted requests.
     fn begins(&self) -> bool {
         self.state() == QpState::Rts
     }

@@ -28,7 +28,8 @@ impl Qp {
                 let Some(seq) = self.requester.send_of(msn) else { return };
                 let Some(rc) = &mut self.rc else { return };
                 if rc.waited.replace(msn) == Some(msn) {
-                    // Otherwise the peer could extend the time limit forever.
+                    // A repeated MSN is an error, because the peer could otherwise extend the time
+                    // limit forever.
                     return self.lost(engine, "the peer reported twice that the same Send waits");
                 }
                 self.requester.acknowledge_before(seq);

@@ -13,7 +13,7 @@ use crate::engine::state::EngineState;
 use rnic_abi::abi::control::{Event, QpChange};
 
 impl Qp {
-    /// Carries out a state change or another change that the program requests.
+    /// Applies a state change or another change that the program requests.
     pub(in crate::engine) fn change(&mut self, engine: &mut EngineState, change: &QpChange) {
         if self.life.phase().flushes() {
             return;
@@ -42,7 +42,7 @@ impl Qp {
             self.leave_send_error();
         }
         self.set_pace();
-        // The change may have set another time limit.
+        // The change may have set a new time limit.
         self.stop_clock(engine);
         // Publishes the new QP state.
         self.enter(self.life.phase());

@@ -13,7 +13,7 @@ pub(in crate::engine) struct Acknowledgements {
     /// Number of requests after which an acknowledgement request is sent even if more requests are
     /// ready.
     pub every: u32,
-    /// Acknowledgement requests under way, oldest first. Each covers the requests before this
+    /// Acknowledgement requests in flight, oldest first. Each covers the requests before this
     /// sequence number.
     pub covered: ArrayVec<u64, { MAX_ACK_REQUESTS as usize }>,
     /// Requests sent since the last acknowledgement request.

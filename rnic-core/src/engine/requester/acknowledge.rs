@@ -79,8 +79,8 @@ impl Requester {
         acks.over_tcp && acks.notified != acks.waits
     }
 
-    /// Sets whether a Send of this side waits for a receive of the peer. While it does, no request
-    /// is sent, because the peer would carry out none. On the direct path the waiting Send is put
+    /// Sets whether a Send of this side waits for a receive of the peer. While it waits, no request
+    /// is sent, because the peer would execute none. On the direct path the waiting Send is set
     /// aside, so that responses can pass it.
     pub(in crate::engine) fn set_peer_waits(&mut self, waits: bool) {
         self.peer_waits = waits;
@@ -103,10 +103,10 @@ impl Requester {
         }
     }
 
-    /// Resumes the message that was put aside.
+    /// Resumes the message that was set aside.
     pub(in crate::engine) fn bring_back(&mut self) {
         if let Some(message) = self.aside.take() {
-            // The staging buffer no longer holds bytes of this message.
+            // The staging buffer may have been reused and no longer holds bytes of this message.
             self.staging = StagingBuffer::default();
             self.message = Some(message);
         }

@@ -1,5 +1,5 @@
 //! Completes requests in posting order, and flushes requests that can no longer be executed.
-//! Signaled requests have a reserved CQ slot. An unsignaled request that fails waits for one.
+//! Signaled requests have a reserved CQ slot. An unsignaled request that fails waits for a slot.
 
 use arrayvec::ArrayVec;
 
@@ -55,7 +55,7 @@ impl Requester {
                             waits = true;
                             break;
                         }
-                        // Nothing can complete there.
+                        // No completion can be published to a dead CQ.
                         Err(fault) => engine.cq_died(&core.send_cq, fault),
                     }
                 }
@@ -120,8 +120,8 @@ impl Requester {
     }
 
     /// Flushes at most `limit` requests still in the send queue and returns their number. The queue
-    /// index is read again, so that requests posted before this turn are included; later ones are
-    /// not awaited. Fails if the CQ dies.
+    /// index is read again, so that requests posted before this turn are included; later requests
+    /// are not. Fails if the CQ dies.
     pub(in crate::engine) fn flush_posted(
         &mut self,
         limit: u32,

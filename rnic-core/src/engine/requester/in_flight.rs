@@ -2,7 +2,7 @@
 //!
 //! Completions appear in the order in which the requests were posted (RFC 5040 section 5.5 rule
 //! 13), so a Send after an RDMA Read waits here for the Read. Signaled entries hold one reserved CQ
-//! slot each. Unsignaled ones need none unless they fail.
+//! slot each. An unsignaled entry needs a slot only if it fails.
 
 use std::collections::VecDeque;
 

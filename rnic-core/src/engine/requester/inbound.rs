@@ -20,7 +20,7 @@ use rnic_abi::shm::attached::CopyEnd;
 use rnic_abi::types::{ATOMIC_LEN, Access, Stag};
 
 impl Requester {
-    /// Returns true if another request of the peer may be taken on.
+    /// Returns true if IRD permits another request of the peer.
     pub(in crate::engine) fn ird_available(&self) -> bool {
         let answering = self.message.as_ref().is_some_and(Message::is_response);
         let executing = self.executing.is_some();
@@ -34,7 +34,7 @@ impl Requester {
         responding || self.executing.is_some() || !self.inbound.is_empty()
     }
 
-    /// Takes on a request, to be answered in its turn.
+    /// Queues a request of the peer, to be answered in order.
     pub(in crate::engine) fn take_on(&mut self, request: InboundRequest) {
         //= RDMAP-5.2.1-2, 7306-5.2.1-14
         self.inbound.push_back(request);
@@ -88,8 +88,8 @@ impl Requester {
         }
     }
 
-    /// Carries out an atomic operation and begins its response. Returns false if a copier must
-    /// carry it out.
+    /// Executes an atomic operation and begins its response. Returns false if a copier must execute
+    /// it.
     fn carry_out(
         &mut self,
         atomic: &InboundAtomic,
@@ -126,7 +126,7 @@ impl Requester {
         Ok(false)
     }
 
-    /// Begins the response to an atomic operation that has been carried out.
+    /// Begins the response to an atomic operation that has been executed.
     fn answer(&mut self, atomic: &InboundAtomic, original: u64) {
         //= 7306-5.2.1-5, 7306-5.2.2-2, 7306-5.2.2-3
         let response = AtomicResponse { id: atomic.request.id, original };

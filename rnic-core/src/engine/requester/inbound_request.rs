@@ -12,7 +12,7 @@ pub(in crate::engine) enum InboundRequest {
     Atomic(InboundAtomic),
 }
 
-/// An atomic operation that a copier carries out, or whose result is written later.
+/// An atomic operation that a copier executes, or whose result is written later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Executing {
     /// Number of the copy job, if any.

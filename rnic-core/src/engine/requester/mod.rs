@@ -98,8 +98,8 @@ pub(super) struct Requester {
     peer_refuses: bool,
     /// While disconnecting: number of requests still to be taken.
     left_to_send: Option<u32>,
-    /// Requests that hold back all later ones until every worker has changed its STag table. The
-    /// change of the first has been requested.
+    /// Requests that block all later requests until every worker has changed its STag table. The
+    /// change of the first request is in progress.
     changing: VecDeque<(u64, StagChange)>,
     /// The request taken last, if it is invalid. It fails once all requests before it are done.
     refused: Option<(u64, Reason)>,
@@ -372,7 +372,7 @@ impl Requester {
 
     // --- Disconnecting -----------------------------------------------------------------------
 
-    /// Limits the requests to be sent to those now in the queue. Later ones are flushed.
+    /// Limits the requests to be sent to those now in the queue. Later requests are flushed.
     pub(super) fn begin_closing(&mut self) {
         //= DDP-6.2.1-3
         self.left_to_send = Some(self.sq.peek().unwrap_or(0));

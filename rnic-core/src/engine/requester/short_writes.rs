@@ -38,7 +38,7 @@ pub(in crate::engine) enum WriteSource {
     Element { lkey: u32, addr: u64 },
 }
 
-/// Run of Writes that have been carried out and not yet completed.
+/// A run of Writes that have been executed and not yet completed.
 #[derive(Default)]
 pub(in crate::engine) struct ShortWrites {
     pub count: u32,
@@ -49,8 +49,8 @@ pub(in crate::engine) struct ShortWrites {
 }
 
 impl Requester {
-    /// Returns true if the next request may be carried out in the queue: it is a Write with room
-    /// for its completion, and no request precedes it or is under way.
+    /// Returns true if the next request may be executed in the queue: it is a Write with room for
+    /// its completion, and no earlier request is in progress.
     #[inline]
     pub(in crate::engine) fn may_write_at_once(
         &mut self,
@@ -117,7 +117,7 @@ impl Requester {
         done.count < count(PUBLISH_BATCH) && count(done.cqes.len()) < self.slots
     }
 
-    /// Takes a Write that has been carried out, and adds it to the run.
+    /// Takes an executed Write from the queue and adds it to the run.
     #[inline]
     pub(in crate::engine) fn written(
         &mut self,

@@ -1,8 +1,8 @@
 //! Send requests that change STags: local invalidate, and bind of windows.
 //!
 //! An STag that only this QP may use changes immediately, on this worker. An STag that the whole
-//! domain shares is in use on other workers, so the request and all later ones wait until every
-//! worker has changed its table. After the completion no access uses the old STag.
+//! domain shares is in use on other workers, so this and all later requests wait until every worker
+//! has changed its table. After the completion no access uses the old STag.
 
 use super::Requester;
 use super::in_flight::Progress;
@@ -92,7 +92,7 @@ impl Requester {
     }
 
     /// Requests the change at the head of the list, or queues the QP if too many changes of this
-    /// user are under way. Each takes time on the control thread and on every worker.
+    /// user are in progress. Each change takes time on the control thread and on every worker.
     fn request_change(&self, core: &QpCore, engine: &mut EngineState) {
         let Some(user) = engine.schedule.user(core.slot) else { return };
         if let Some((_, change)) = self.changing.front()

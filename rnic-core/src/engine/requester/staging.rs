@@ -1,5 +1,5 @@
 //! Payload that only a copier can read. It is copied to private memory first and sent from there. A
-//! QP has at most one such copy under way.
+//! QP has at most one such copy in progress.
 
 use super::message::{Gather, GatherFault, Message};
 use crate::device::memory::{MemoryFault, Target};
@@ -8,7 +8,7 @@ use rnic_abi::types::SessionId;
 /// Bytes of the message in progress that have been copied, or are being copied.
 #[derive(Default)]
 pub(super) struct StagingBuffer {
-    /// The copy under way, if any.
+    /// The copy in progress, if any.
     pub job: Option<u64>,
     /// Session that owns the memory.
     pub owner: Option<SessionId>,

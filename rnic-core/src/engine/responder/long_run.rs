@@ -7,7 +7,7 @@
 use crate::device::memory::Target;
 use rnic_abi::types::Stag;
 
-/// Long pieces placed one after the other in a region.
+/// Consecutive long pieces placed in a region.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct LongRun {
     stag: Stag,
@@ -54,8 +54,8 @@ impl LongRun {
 /// cost.
 const LONG: u64 = 32 * 1024;
 /// Bytes of a run that may still be cached. With 8 MiB at each end, copies through the caches were
-/// 1.1 times as fast as those past them, with 16 MiB 0.75 times, with 32 MiB 0.55 times (AMD EPYC,
-/// 32 MiB of L3).
+/// 1.1 times as fast as copies that bypass them, with 16 MiB 0.75 times, with 32 MiB 0.55 times
+/// (AMD EPYC, 32 MiB of L3).
 const CACHED: u64 = 12 * 1024 * 1024;
 
 #[cfg(test)]

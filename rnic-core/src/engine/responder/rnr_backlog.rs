@@ -1,9 +1,9 @@
 //! ULPDUs that arrived after a Send that waits for a receive, on an RC QP.
 //!
-//! A RoCE adapter answers such a Send with an RNR NAK and carries out no later request, but still
-//! handles acknowledgements and responses of the peer, which concern the other direction. Here they
-//! pass the waiting Send as well. Other ULPDUs are kept, up to [`ROOM`], after which the stream is
-//! not read.
+//! A RoCE adapter answers such a Send with an RNR NAK and executes no later request, but still
+//! handles acknowledgements and responses of the peer, which concern the other direction. Here,
+//! too, they pass the waiting Send. Other ULPDUs are kept, up to [`ROOM`], after which the stream
+//! is not read.
 
 use std::collections::VecDeque;
 

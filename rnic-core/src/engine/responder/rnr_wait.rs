@@ -12,7 +12,7 @@ pub(in crate::engine) struct WaitingSend {
     /// Its place among the waiters of the SRQ.
     pub place: Option<WaiterPlace>,
     pub until: Time,
-    /// A fault rule holds the Send back until then, whether or not there is a receive.
+    /// A fault rule delays the Send until its deadline, even if a receive is posted.
     pub by_rule: bool,
 }
 

@@ -86,7 +86,7 @@ impl Responder {
 
     /// Takes a receive for this segment if one has been posted by now. Otherwise makes the segment
     /// wait and returns false. Its payload is the last `payload` bytes of `origin`.
-    /// `awaits_response` is true if this QP has a Read outstanding, whose response is behind the
+    /// `awaits_response` is true if this QP has a Read outstanding, whose response follows the
     /// segment.
     ///
     /// The doorbell must be requested *before* the last check of the queue, for the reason given at
