@@ -209,7 +209,7 @@ impl Insider {
         Insider { client, qp, own, _peer: peer }
     }
 
-    /// Posts a Read from the start of a region into the own region.
+    /// Posts a Read from the start of a region into the client's own region.
     ///
     /// # Panics
     ///
@@ -230,7 +230,7 @@ impl Insider {
         assert!(completion.ok().is_err(), "{completion:?}");
     }
 
-    /// Returns the contents of the own region.
+    /// Returns the contents of the client's own region.
     ///
     /// # Panics
     ///
@@ -283,7 +283,7 @@ pub fn offer_wrong_descriptors(raw: &mut Raw) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Accepts one guest and lends it a region of attached memory.
+/// Accepts a guest and lends it a region of attached memory.
 ///
 /// # Errors
 ///
@@ -299,7 +299,7 @@ pub fn lend(context: &Context, listener: &Listener) -> Result<(Qp, Region), Fail
     Ok((qp, region))
 }
 
-/// A guest with a region as large as the lent one.
+/// A guest with a region of the same size as the lent region.
 pub struct Guest {
     /// The lent region.
     pub lent: RemoteMr,

@@ -10,7 +10,7 @@ use rnic_client::{
 use crate::DEADLINE;
 use crate::traffic::Failure;
 
-/// Writes per batch. The last one is signaled.
+/// Writes per batch. The last Write of a batch is signaled.
 const BATCH: u64 = 32;
 
 /// Accepts a guest and sends it the address of a region.

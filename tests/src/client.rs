@@ -40,7 +40,7 @@ impl Client {
         Client { context: context.clone(), pd, cq }
     }
 
-    /// Replaces the completion queue with one of at least `entries` entries.
+    /// Replaces the completion queue with a queue of at least `entries` entries.
     #[must_use]
     pub fn with_cq(self, entries: u32) -> Self {
         let cq = self.context.create_cq(entries, None).unwrap();

@@ -233,7 +233,7 @@ struct Connected {
     addresses: AddressPair,
 }
 
-/// A hand-made start-up frame (RFC 5044 section 7.1.1).
+/// A hand-written start-up frame (RFC 5044 section 7.1.1).
 fn frame(reply: bool, flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     let mut f = if reply { *b"MPA ID Rep Frame" } else { *b"MPA ID Req Frame" }.to_vec();
     f.extend([flags, revision]);
@@ -429,7 +429,7 @@ fn requests_beyond_the_backlog_are_rejected() {
     assert_eq!(reply[16] & 0x20, 0x20);
     assert!(b.cm.poll_event().is_none());
     assert_eq!((b.row().pending, b.row().rejected), (2, 1));
-    // A decision makes room.
+    // A decision makes room in the backlog.
     b.accept(requests[0], &[]).expect("accept");
     b.connected();
     let mut fourth = raw(address);

@@ -22,7 +22,7 @@ pub fn confine(cpus: &[usize]) {
 ///
 /// # Panics
 ///
-/// If the process is gone or belongs to another user.
+/// If the process has exited or belongs to another user.
 pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
     let tasks = PathBuf::from(format!("/proc/{process}/task"));
     let mut confined = 0;
@@ -46,7 +46,7 @@ pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
 ///
 /// # Panics
 ///
-/// If the process is gone.
+/// If the process has exited.
 pub fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/task/{process}/stat"));
     let stat = stat.expect("a running process");

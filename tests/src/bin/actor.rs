@@ -309,7 +309,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
     }
 }
 
-/// Plays a part that uses a session of the library.
+/// Runs a command that uses a session of the library.
 fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
     match part {
         Part::Attack { .. }

@@ -57,7 +57,7 @@ impl ConnectionManager {
         };
         let is_answer = c.ids.exchange.transaction == delay.ids.exchange.transaction;
         let awaits = matches!(c.phase, Phase::Requesting | Phase::Accepting);
-        // Only once per message. Otherwise a peer could extend an attempt indefinitely.
+        // Accepted only once per message. Otherwise a peer could extend an attempt indefinitely.
         if is_answer && awaits && !std::mem::replace(&mut c.delayed, true) {
             let service = Duration::from_nanos(4096 << delay.timeout.min(LONGEST_DELAY));
             self.set_deadline(key, Some(now.after(service + RESPONSE)));
@@ -112,7 +112,7 @@ impl ConnectionManager {
         let of = match c.phase {
             Phase::Requesting => Rejected::REQUEST,
             Phase::Replied => Rejected::REPLY,
-            // Its own reply.
+            // It rejects the reply that it has sent.
             _ => Rejected::OTHER,
         };
         let reject = rejection(c.ids, of, reason);

@@ -250,8 +250,8 @@ impl ConnectionManager {
         self.confirm_accept(key);
     }
 
-    /// Establishes an accepted connection whose peer has sent a message to the QP. Its RTU is under
-    /// way or lost.
+    /// Establishes an accepted connection whose peer has sent a message to the QP. Its RTU is
+    /// delayed or lost.
     pub fn communication_established(&mut self, qp: QpId) {
         let Some(key) = self.connections.by_qp.get(&qp).copied() else { return };
         if matches!(&self.slots[key].slot, Slot::Rc(c) if c.phase == Phase::Accepting) {

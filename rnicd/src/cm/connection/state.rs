@@ -41,7 +41,8 @@ pub struct RcAcceptParams {
     pub request: RequestId,
     /// The QP to connect.
     pub qp: QpId,
-    /// Type of the QP; `None` for a QP that only names the program's own.
+    /// Type of the QP, which must be the requested type. `None` skips this check, for a QP that
+    /// only stands for a QP of the program.
     pub kind: Option<Service>,
     /// This end's parameters.
     pub offer: RcOffer,
@@ -126,7 +127,7 @@ impl RcRequest {
         self.asked.from.ip()
     }
 
-    /// Returns the own and the requester's address.
+    /// Returns the local and the requester's address.
     pub(in crate::cm) fn ends(&self) -> (IpAddr, IpAddr) {
         (self.asked.to, self.from())
     }
@@ -165,7 +166,7 @@ impl RcConnection {
         Sender { session: self.session, qp: Some(self.qp) }
     }
 
-    /// Returns the own and the peer's address.
+    /// Returns the local and the peer's address.
     pub(in crate::cm) fn ends(&self) -> (IpAddr, IpAddr) {
         (self.addresses.local.ip(), self.addresses.peer.ip())
     }
@@ -184,7 +185,7 @@ pub(super) enum Phase {
     Established,
     /// Has sent DREQ.
     Disconnecting,
-    /// Has ended. Messages that were under way may still arrive.
+    /// Has ended. Delayed messages may still arrive.
     Timewait,
 }
 

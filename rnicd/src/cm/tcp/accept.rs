@@ -100,7 +100,8 @@ impl ConnectionManager {
             return self.undecided(params.request).map(drop);
         };
         if let Err(why) = passive.check_quiet() {
-            // The poll has not reported this yet.
+            // The peer has already ended or broken the start-up, which the poll has not reported
+            // yet.
             self.fail_passive(key, &why);
             return self.undecided(params.request).map(drop);
         }
@@ -122,7 +123,7 @@ impl ConnectionManager {
         }
         self.requests.remove(&params.request);
         self.qps.insert(params.qp, key);
-        // Now its descriptor belongs to the QP.
+        // The descriptor now belongs to the QP.
         self.credit(key);
         self.set_deadline(key, Some(now.after(self.options.reply_deadline)));
         self.drive_passive(key, now);
@@ -188,8 +189,8 @@ impl ConnectionManager {
         Ok(Rejection::Done)
     }
 
-    /// Sends final bytes on a stream that is still registered, in a slot of its own, charged to the
-    /// session's user. Without room for that slot the stream is reset.
+    /// Sends final bytes on a stream that is still registered. The stream gets a separate slot,
+    /// charged to the session's user, or is reset if there is no room for the slot.
     pub(in crate::cm) fn close_after(
         &mut self,
         stream: Socket,

@@ -309,7 +309,7 @@ impl ConnectionManager {
             Some(Slot::SidrRequest(_)) => self.withdraw_sidr_request(key, why),
             Some(Slot::RcRequest(_)) => drop(self.withdraw_rc_request(key, why)),
             Some(Slot::RequestCheck(_)) => self.end_request_check(key, Err(why.to_owned())),
-            // These hold no charge.
+            // These slots are not charged.
             Some(
                 Slot::Listener { .. }
                 | Slot::Active(_)

@@ -574,7 +574,7 @@ fn first_message_replaces_a_lost_rtu() {
     assert!(a.cm.establish_rc(ACTIVE, a.now).is_err());
 }
 
-/// Returns the reason of the rejection that leaves next.
+/// Returns the reason of the next rejection that the node sends.
 fn rejects(node: &mut Node) -> u16 {
     match message(&node.mad()) {
         Message::Reject(reject) => reject.reason.0,
@@ -838,7 +838,7 @@ fn request_above_the_rate_evicts_none() {
 #[test]
 fn other_classes_are_answered_as_unsupported() {
     let mut b = Node::at(B, options());
-    // Get of performance management.
+    // A performance management Get.
     let mut get = Box::new([0; mad::LEN]);
     get[..4].copy_from_slice(&[1, 4, 1, 1]);
     b.take(&(ip(A), ip(B), get));

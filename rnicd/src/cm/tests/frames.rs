@@ -303,7 +303,7 @@ fn a_request_may_come_byte_by_byte() {
 fn bytes_before_the_reply_withdraw_the_request() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 3);
-    // In one segment with the request.
+    // The byte arrives in one segment with the request.
     let mut peer = raw(address);
     let mut bytes = frame(false, 0x40, 1, &[]);
     bytes.push(0);
@@ -317,7 +317,7 @@ fn bytes_before_the_reply_withdraw_the_request() {
     peer.write_all(&[0]).expect("write");
     assert!(b.withdrawn(request).contains("before"));
     assert!(matches!(b.accept(request, &[]), Err(Refusal::NoSuchObject { .. })));
-    // After it, not noticed before the accept.
+    // A FIN after the request, which the manager sees only when it accepts.
     let mut peer = raw(address);
     peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     let request = b.request().id;
@@ -359,7 +359,7 @@ fn silent_close_is_retried_as_revision_1() {
 fn revision_1_is_tried_from_the_same_port() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
-    // As an rdma_cm id reserves it.
+    // Reserve the port as an rdma_cm id does.
     let reserved = net::bound(SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bind");
     let local = net::local_address(&reserved).expect("an address");
     a.connect_from(ACTIVE, address, local);
@@ -399,7 +399,7 @@ fn close_on_revision_1_too_is_unreachable() {
     let (listener, address) = raw_listener();
     a.connect(ACTIVE, address, &[]);
     for _ in 0..2 {
-        // Dropped with the request unread: the initiator sees a reset, as some stacks send.
+        // Close with the request unread: the initiator sees a reset, which some stacks send.
         drop(take(&listener, &mut a));
     }
     // The result is the failure of the first attempt; the second was a guess.

@@ -65,7 +65,7 @@ impl Node {
         self.cm.resolve(params, self.now).expect("asked");
     }
 
-    /// Returns the next message that leaves.
+    /// Returns the next message that the node sends.
     pub(super) fn mad(&mut self) -> Mad {
         match self.cm.poll_event() {
             Some(CmEvent::Management { from, to, mad }) => (from, to, mad),
@@ -126,7 +126,7 @@ fn reply_of(mad: &Mad) -> Reply {
     }
 }
 
-/// A hand-made request.
+/// A hand-written request.
 fn played(from: &str, to: &str, transaction: u64) -> Mad {
     let request = sidr::Request {
         exchange: Exchange { transaction, id: 5 },
@@ -339,7 +339,7 @@ fn flood_fills_only_the_backlog() {
     let requests: Vec<RequestId> = (0..4).map(|_| b.request().id).collect();
     b.is_silent();
     assert_eq!((b.row().pending, b.cm.startups(), b.cm.in_startup()), (4, 4, 4));
-    // An accept makes room for another one. The others wait no longer than the requester does.
+    // An accept makes room for another request. Requests wait no longer than the requester does.
     b.cm.accept_datagrams(requests[0], PASSIVE, Q_KEY, b"", b.now).expect("accepted");
     assert_eq!(b.mad().1, ip("198.51.0.0"));
     b.take(&played(A, B, 1));

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::weave::FAULT;
 
 /// Time limit of a test run in seconds. Longer than the deadlines in the tests (180 s), so that a
-/// test that waits in vain fails by name.
+/// test whose deadline passes fails and is reported by name.
 const DEADLINE: &str = "240";
 
 /// Target name for the loom models of a library.
