@@ -34,6 +34,7 @@ impl Qp {
     /// flush waits for a copier that is writing, because the program may reuse the memory of a
     /// receive or Read as soon as it completes.
     pub(super) fn flush(&mut self, engine: &mut EngineState) {
+        self.report_error_state(engine);
         self.end_order(engine);
         if self.responder.is_copying() || self.is_placing_datagrams() {
             self.life.flush_later();

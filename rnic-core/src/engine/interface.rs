@@ -70,6 +70,8 @@ pub enum Output {
         /// Reset the connection instead of closing it gracefully.
         reset: bool,
     },
+    /// The QP is in Error or gone, after [`Engine::move_to_error`](super::Engine::move_to_error).
+    InError(QpId),
     /// Read the QP's socket again after [`Engine::receive`](super::Engine::receive) returned
     /// [`Receive::Blocked`].
     ReadAgain(QpId),

@@ -52,6 +52,7 @@ mod teardown;
 mod teardown_queue;
 #[cfg(test)]
 mod tests;
+mod to_error;
 mod transport;
 mod turns;
 
@@ -253,6 +254,9 @@ impl Engine {
             let outcome = qp.transmit_tcp(engine, &mut slab, emss, send);
             if outcome == Transmit::More {
                 engine.wake(&mut qp.core);
+            }
+            if qp.core.moves_to_error {
+                qp.end_if_sent(engine);
             }
             outcome
         });

@@ -36,6 +36,8 @@ pub(super) struct QpCore {
     pub stopped: Option<FaultName>,
     /// The fault rule that has stopped the other end of a direct connection.
     pub peer_stopped: Option<FaultName>,
+    /// Its program moves it to Error, which it enters once it has sent what it can send.
+    pub moves_to_error: bool,
     /// Incoming data that is not placed yet. `None` places it in strict order.
     pub order: Option<Box<PendingSet>>,
 }

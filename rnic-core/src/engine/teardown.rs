@@ -172,7 +172,9 @@ impl Qp {
         if next == StreamPhase::Ended {
             self.life.set_end_reason(DisconnectReason::Aborted);
             let notified = self.send_last_ack(engine);
-            self.finish(engine, !notified);
+            // A reset would discard the messages that were just sent.
+            let in_order = self.core.moves_to_error && !self.is_inside_message();
+            self.finish(engine, !notified && !in_order);
             return;
         }
         self.enter(next);
@@ -184,7 +186,7 @@ impl Qp {
     /// request will find no QP. An adapter acknowledges a Send before its receive completes.
     /// Returns false if nothing can be sent.
     fn send_last_ack(&mut self, engine: &mut EngineState) -> bool {
-        let inside = self.requester.message().is_some_and(|message| message.sent > 0);
+        let inside = self.is_inside_message();
         let acknowledges = self.core.transport.acknowledges() && self.life.phase().sends();
         // A Send that a copier places is not done.
         if inside || !acknowledges || self.responder.is_copying() {
@@ -195,6 +197,11 @@ impl Qp {
         };
         engine.outputs.push_back(Output::FinalFpdu { qp: self.core.id, bytes });
         true
+    }
+
+    /// Returns true if a part of the message in progress has been sent.
+    fn is_inside_message(&self) -> bool {
+        self.requester.message().is_some_and(|message| message.sent > 0)
     }
 
     /// Sets a time limit on a disconnect that is under way.
@@ -363,12 +370,13 @@ impl Qp {
     /// already sent, or else a reset. The stream of an RC or UC QP closes gracefully unless a
     /// message is partly sent.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
+        self.report_error_state(engine);
         self.set_order(engine, None);
         self.release(engine);
         self.core.drop_held(engine);
         self.stop_clock(engine);
         // Not inside a message, and only if something may be sent.
-        let inside = self.requester.message().is_some_and(|m| m.sent > 0);
+        let inside = self.is_inside_message();
         let in_order = self.core.transport.outlives_stream() && !inside;
         let terminate = (!in_order && self.life.phase().sends() && !inside)
             .then(|| terminate::build(Fault::local(codes::RDMA_LOCAL_CATASTROPHIC), &[], None))

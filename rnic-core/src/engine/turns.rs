@@ -100,10 +100,11 @@ impl Engine {
         self.state.schedule.users()
     }
 
-    /// Takes the last turn of a QP that is about to be destroyed, so that posted requests are sent
-    /// as far as possible, as a RoCE adapter would have done by now. The user is charged for the
-    /// turn as for any other. There is no turn if the QP must still repay earlier ones.
-    pub fn take_last_turn(&mut self, id: QpId, now: Time) -> Option<Work> {
+    /// Takes a turn of a QP at once: its last one before it is destroyed or moves to Error, so that
+    /// posted requests are sent as far as possible, as a RoCE adapter would have done by now. The
+    /// user is charged for the turn as for any other. There is no turn if the QP must still repay
+    /// earlier ones.
+    pub fn take_turn_now(&mut self, id: QpId, now: Time) -> Option<Work> {
         self.state.now = now;
         let key = *self.by_id.get(&id)?;
         let mut qp = self.qps[key as usize].take()?;
@@ -153,6 +154,9 @@ impl Engine {
             qp.watch(&mut self.state);
             if work.is_none() {
                 qp.settle_emulation(&mut self.state);
+                if qp.core.moves_to_error {
+                    qp.end_if_sent(&mut self.state);
+                }
             }
         }
         let turn = &mut qp.core.turn;

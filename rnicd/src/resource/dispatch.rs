@@ -210,6 +210,7 @@ impl Manager {
                 Some(Pending::ModifyQp { session }) => {
                     self.outbox.answer(session, ReplyBody::Done);
                 }
+                Some(Pending::Disconnected { session, qp }) => self.tell_disconnected(session, qp),
                 Some(Pending::AllocWindow { session, window, stag }) => {
                     self.outbox.answer(session, ReplyBody::Window { window, stag });
                 }

@@ -80,6 +80,15 @@ pub enum Command {
     },
     /// Destroys a QP. Once carried out, the worker no longer uses it.
     Destroy(QpId),
+    /// Moves a RoCE QP to Error (see [`Workers::move_to_error`](super::Workers::move_to_error)).
+    ToError {
+        /// The QP.
+        qp: QpId,
+        /// It may soon have a stream, for which posted requests wait.
+        expects_stream: bool,
+    },
+    /// Handles what the socket of a QP holds, as far as the QP may receive, but not without bound.
+    ReadAll(QpId),
     /// Adds a UDP socket for datagrams.
     AddDatagramSocket {
         /// The socket.

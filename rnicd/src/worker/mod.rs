@@ -180,6 +180,16 @@ impl Workers {
         ticket
     }
 
+    /// Moves a RoCE QP to Error at the request of its program. Posted requests are sent first, as
+    /// far as the peer and the socket take them at once. Requests of an RC or UC QP without a
+    /// stream wait for one if the QP `expects_stream`. Tickets issued later may be done earlier.
+    pub fn move_to_error(&mut self, worker: u32, qp: QpId, expects_stream: bool) -> Ticket {
+        let ticket = self.tickets.issue();
+        self.tickets.open_separate(ticket, vec![worker as usize]);
+        self.send(worker, Some(ticket), Command::ToError { qp, expects_stream });
+        ticket
+    }
+
     /// Takes the queued management datagrams, a bounded number.
     pub fn take_management(&mut self) -> Vec<ManagementDatagram> {
         self.workers.iter().flat_map(|worker| worker.shared.management.take()).collect()
@@ -224,7 +234,7 @@ impl Workers {
                 Report::Broadcast { worker, request } => self.broadcast(worker, request),
                 // Handled below, with the other waiting tickets.
                 Report::Copied => {}
-                Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
+                Report::Answered { worker, ticket } => self.tickets.answered(ticket, worker),
             }
         }
         loop {

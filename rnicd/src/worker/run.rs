@@ -61,6 +61,8 @@ pub(super) struct Worker {
     backlogged: bool,
     /// Tickets of sessions that are being detached.
     detaching: HashMap<SessionId, Ticket>,
+    /// Tickets of QPs that move to Error, at most one for each session.
+    moving_to_error: HashMap<QpId, Ticket>,
     /// Rate limits of log lines that clients can cause: this field and the next two.
     warnings: RateLimitedLog,
     unfair: RateLimitedLog,
@@ -97,6 +99,7 @@ impl Worker {
             stopping: false,
             backlogged: false,
             detaching: HashMap::new(),
+            moving_to_error: HashMap::new(),
             warnings: RateLimitedLog::new(WARNINGS, WARN_EVERY),
             unfair: RateLimitedLog::new(WARNINGS, WARN_EVERY),
             unpolled: RateLimitedLog::new(WARNINGS, WARN_EVERY),
@@ -218,6 +221,13 @@ impl Worker {
         worked || self.engine.turns() != before || self.engine.is_resting()
     }
 
+    /// Takes a turn of a QP at once.
+    fn take_turn_now(&mut self, qp: QpId, now: Time) {
+        if let Some(Work::Transmit(qp)) = self.engine.take_turn_now(qp, now) {
+            self.transmit(qp, now);
+        }
+    }
+
     fn transmit(&mut self, qp: QpId, now: Time) {
         // A connection without a socket is about to end: an output of the engine has closed it.
         if let Some(connection) = self.connections.of_qp(qp) {
@@ -295,6 +305,11 @@ impl Worker {
                 Output::SendDatagram { from, to, packet } => {
                     self.datagrams.send(from, to, &packet);
                 }
+                Output::InError(qp) => {
+                    if let Some(ticket) = self.moving_to_error.remove(&qp) {
+                        self.answer(ticket);
+                    }
+                }
                 Output::ReadAgain(qp) => {
                     if self.connections.read_again(qp) {
                         self.engine.handle_readable(qp);
@@ -347,6 +362,11 @@ impl Worker {
         self.report(Report::Notification(Notification::Misbehaved { session, why }));
     }
 
+    /// Answers a ticket that may take several rounds.
+    fn answer(&self, ticket: Ticket) {
+        self.report(Report::Answered { worker: self.number as usize, ticket });
+    }
+
     fn report(&self, report: Report) {
         // The receiver lives until all threads have ended.
         let _ = self.reports.send(report);
@@ -370,6 +390,10 @@ impl Worker {
                 // Detaching takes several rounds and has its own report.
                 (Command::Detach(session), Some(ticket)) => {
                     self.detaching.insert(*session, ticket);
+                }
+                // May take several rounds too.
+                (Command::ToError { qp, .. }, Some(ticket)) => {
+                    self.moving_to_error.insert(*qp, ticket);
                 }
                 _ => last = ticket.or(last),
             }
@@ -415,7 +439,7 @@ impl Worker {
                 self.copied(left, now);
                 self.run_outputs();
                 if let Some(ticket) = self.detaching.remove(&session) {
-                    self.report(Report::Gone { worker: self.number as usize, ticket });
+                    self.answer(ticket);
                 }
             }
             if now.since(begun) >= ROUND && !self.stopping {
@@ -465,10 +489,21 @@ impl Worker {
                 }
             }
             Command::Destroy(qp) => {
-                if let Some(Work::Transmit(qp)) = self.engine.take_last_turn(qp, now) {
-                    self.transmit(qp, now);
-                }
+                self.take_turn_now(qp, now);
                 self.engine.destroy(qp, now);
+            }
+            Command::ToError { qp, expects_stream } => {
+                self.take_turn_now(qp, now);
+                self.engine.move_to_error(qp, expects_stream, now);
+            }
+            Command::ReadAll(qp) => {
+                for _ in 0..MAX_READS {
+                    // Handles bytes that were read earlier.
+                    self.take_turn_now(qp, now);
+                    if !self.receive(qp, now) {
+                        break;
+                    }
+                }
             }
             Command::AddDatagramSocket { socket, at } => {
                 let fd = socket.as_raw_fd();
@@ -653,6 +688,8 @@ const FEW_DATAGRAMS: u32 = 4;
 /// Maximum time for commands between two rounds, and number of commands between two clock reads.
 const COMMAND_TIME: Duration = Duration::from_micros(200);
 const COMMANDS_PER_CLOCK_READ: usize = 4;
+/// Maximum number of reads for [`Command::ReadAll`].
+const MAX_READS: u32 = 4;
 /// Maximum number of log lines of one kind that clients cause, per [`WARN_EVERY`].
 const WARNINGS: u32 = 5;
 const WARN_EVERY: Duration = Duration::from_secs(60);

@@ -31,8 +31,9 @@ pub(super) enum Report {
     Broadcast { worker: u32, request: Broadcast },
     /// A copier that a ticket waits for has completed a job.
     Copied,
-    /// This worker has released all resources of the session that this ticket detaches.
-    Gone { worker: usize, ticket: Ticket },
+    /// This worker has carried out a command that takes longer than others: it has released all
+    /// resources of a session, or moved a QP to Error.
+    Answered { worker: usize, ticket: Ticket },
 }
 
 /// State shared by a worker and the control thread, in addition to the command queue.

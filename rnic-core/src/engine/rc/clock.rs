@@ -18,7 +18,9 @@ use crate::engine::requester::RequestError;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
+use crate::engine::to_error::MAX_WAIT;
 use crate::engine::transport::Transport;
+use rnic_abi::abi::control::DisconnectMode;
 use rnic_abi::faults::FaultName;
 
 impl Qp {
@@ -35,8 +37,10 @@ impl Qp {
     #[inline]
     pub(in crate::engine) fn restart_clock(&mut self, engine: &mut EngineState) {
         let Some(rc) = &self.rc else { return };
-        // An answer about other requests does not extend the time for a receive.
-        if !rc.clock.is_some_and(|(wait, _)| wait == Wait::Receive) {
+        // An answer about other requests extends neither the time for a receive nor the time before
+        // the QP moves to Error.
+        let runs = rc.clock.map(|(wait, _)| wait);
+        if !matches!(runs, Some(Wait::Receive | Wait::Error)) {
             self.stop_clock(engine);
         }
         self.set_clock(engine);
@@ -95,6 +99,9 @@ impl Qp {
         let sends = self.send_queue == SendQueue::Works;
         let transport = self.core.transport;
         let is_stopped = self.stopped_by().is_some();
+        if self.core.moves_to_error {
+            return Some((Wait::Error, MAX_WAIT));
+        }
         let Qp { rc: Some(rc), requester, responder, life, link, .. } = self else {
             return None;
         };
@@ -160,6 +167,7 @@ impl Qp {
                 }
             }
             Wait::Answer => self.lost(engine, "the peer has been silent for too long"),
+            Wait::Error => self.disconnect(engine, DisconnectMode::Abort),
             Wait::AckRequest => {
                 self.requester.request_ack_now();
                 engine.wake(&mut self.core);

@@ -90,7 +90,7 @@ impl RcState {
     }
 
     /// Returns true if the QP may begin posted requests.
-    fn begins(&self) -> bool {
+    pub(super) fn begins(&self) -> bool {
         self.state() == QpState::Rts
     }
 

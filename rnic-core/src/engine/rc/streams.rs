@@ -10,7 +10,7 @@ use crate::engine::qp::Qp;
 use crate::engine::requester::ack_request::MAX_ACK_REQUESTS;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
-use rnic_abi::abi::control::{Event, QpChange};
+use rnic_abi::abi::control::{DisconnectMode, Event, QpChange};
 
 impl Qp {
     /// Applies a state change or another change that the program requests.
@@ -86,6 +86,9 @@ impl Qp {
     /// Ends the stream and keeps the QP. On RC, requests in flight fail when another stream begins
     /// or the time limit passes. Posted requests wait for another stream until the time limit.
     pub(in crate::engine) fn unlink(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
+        if self.core.moves_to_error {
+            return self.disconnect(engine, DisconnectMode::Abort);
+        }
         self.end_order(engine);
         self.end_stream_faults();
         let Some(rc) = &mut self.rc else { return };

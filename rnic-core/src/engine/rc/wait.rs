@@ -11,6 +11,8 @@ pub(super) enum Wait {
     Stopped,
     /// For a peer that owes an answer, or that accepts no more bytes.
     Answer,
+    /// For the end of sending, or a stream, before the QP moves to Error.
+    Error,
     /// For more requests, which the same acknowledgement request could cover.
     AckRequest,
 }

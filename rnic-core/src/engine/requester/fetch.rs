@@ -50,6 +50,11 @@ impl Requester {
         Ok(())
     }
 
+    /// Returns true if a copier reads the next bytes of the message in progress.
+    pub(in crate::engine) fn is_fetching(&self) -> bool {
+        self.staging.job.is_some()
+    }
+
     /// Returns true if this copy reads bytes of the message in progress.
     pub(in crate::engine) fn is_staging(&self, job: u64) -> bool {
         self.staging.job == Some(job)

@@ -51,6 +51,7 @@ mod siw;
 mod srq;
 mod terminate_table;
 mod terminates;
+mod to_error;
 mod unreliable;
 mod unsent;
 mod windows;

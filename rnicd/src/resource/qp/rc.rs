@@ -425,6 +425,14 @@ impl Manager {
         object.is_some_and(|object| object.kind == QpType::Uc)
     }
 
+    /// Returns true if the QP is about to have its first stream to another daemon.
+    pub(super) fn expects_stream(&self, qp: QpId) -> bool {
+        self.rc(qp).is_some_and(|rc| {
+            let is_far = !self.uses_direct_path(qp, &rc.wiring);
+            is_far && (rc.tries == 0 || rc.stream.is_some())
+        })
+    }
+
     pub(super) fn rc(&self, qp: QpId) -> Option<&RcAttr> {
         let owner = self.handles.qps.owner(qp.0)?;
         self.sessions.get(&owner)?.qps.get(&qp)?.rc.as_ref()

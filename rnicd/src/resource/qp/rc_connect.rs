@@ -10,13 +10,16 @@ use rnic_abi::roce::PortSpace;
 use rnic_abi::roce::connection::Service;
 use rnic_abi::types::*;
 
+use super::qp_attr::RcStream;
 use super::rc::{MOST_24, PATH_MTUS, THREE_BITS, TWENTY_FOUR_BITS};
-use super::{Qp, wrong_state};
+use super::{Qp, QpPhase, wrong_state};
 use crate::clock;
 use crate::cm::{CmEvent, ConnectFailure, RcAcceptParams, RcConnectParams};
 use crate::resource::answer::{Answer, Outcome};
+use crate::resource::memory::Attached;
 use crate::resource::session::Undecided;
-use crate::resource::{Manager, find, refuse};
+use crate::resource::{Manager, Pending, find, refuse};
+use crate::worker::Command;
 
 /// A program's connection request.
 pub struct RcRequest {
@@ -129,6 +132,7 @@ impl Manager {
         let Some((session, object)) = self.qp_of(qp) else { return };
         let context = object.shared.context.load(Relaxed);
         let event = match event {
+            CmEvent::RcDisconnected { .. } => return self.rc_disconnected(session, qp),
             CmEvent::RcReply { addresses, peer, private_data, .. } => {
                 Event::RcReply { qp, context, addresses, peer, private_data }
             }
@@ -153,9 +157,33 @@ impl Manager {
                 self.not_connected(session, qp, RULE, &reason);
                 Event::Unreachable { qp, context, errno, reason }
             }
-            _ => Event::Disconnected { qp, context, reason: DisconnectReason::Orderly },
+            _ => return,
         };
         self.tell(session, &event);
+    }
+
+    /// Reports the end of a connection. Messages that the peer has sent before complete first: DREQ
+    /// does not travel in their stream, and may be received earlier.
+    fn rc_disconnected(&mut self, session: SessionId, qp: QpId) {
+        let Ok(of) = find(&mut self.sessions, session) else { return };
+        let copier = of.attached.as_ref().and_then(Attached::copier);
+        let Ok(object) = of.qp(qp) else { return };
+        let over_tcp = object.rc.as_ref().is_some_and(|rc| rc.stream == Some(RcStream::Tcp));
+        match object.phase {
+            QpPhase::Bound(worker) if over_tcp => {
+                let ticket = self.workers.one_ticketed(worker, Command::ReadAll(qp));
+                self.workers.await_copies(ticket, copier);
+                self.pending.insert(ticket, Pending::Disconnected { session, qp });
+            }
+            _ => self.tell_disconnected(session, qp),
+        }
+    }
+
+    /// Reports the end of a connection to the session of its QP, unless the QP is gone.
+    pub(in crate::resource) fn tell_disconnected(&mut self, session: SessionId, qp: QpId) {
+        let Ok(object) = find(&mut self.sessions, session).and_then(|of| of.qp(qp)) else { return };
+        let context = object.shared.context.load(Relaxed);
+        self.tell(session, &Event::Disconnected { qp, context, reason: DisconnectReason::Orderly });
     }
 }
 

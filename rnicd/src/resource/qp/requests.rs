@@ -116,8 +116,14 @@ impl Manager {
     pub(in crate::resource) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
         let ticket = match find(&mut self.sessions, id)?.qp(qp)?.phase {
             QpPhase::Bound(worker) => {
-                let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
-                Some(self.workers.one_ticketed(worker, abort))
+                let kind = find(&mut self.sessions, id)?.qp(qp)?.kind;
+                Some(if kind.is_roce() {
+                    let expects_stream = self.expects_stream(qp);
+                    self.workers.move_to_error(worker, qp, expects_stream)
+                } else {
+                    let abort = EngineCommand::Disconnect(qp, DisconnectMode::Abort);
+                    self.workers.one_ticketed(worker, abort)
+                })
             }
             _ => self.end_unbound(id, qp),
         };

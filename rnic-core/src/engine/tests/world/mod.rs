@@ -245,6 +245,8 @@ pub(super) struct World {
     pub detached: Vec<SessionId>,
     /// RC and UC QPs that have lost their streams.
     pub unlinked: Vec<QpId>,
+    /// QPs whose program waited until they were in Error or gone.
+    pub in_error: Vec<QpId>,
     /// QPs that have received their first message.
     pub established: Vec<QpId>,
     /// Fault rules whose effect is the resource manager's, and the QPs that they selected.
@@ -299,6 +301,7 @@ impl World {
             copiers: HashMap::new(),
             detached: Vec::new(),
             unlinked: Vec::new(),
+            in_error: Vec::new(),
             established: Vec::new(),
             struck: Vec::new(),
             misbehaved: Vec::new(),
@@ -586,13 +589,26 @@ impl World {
     }
 
     pub fn destroy(&mut self, qp: usize) {
-        let engine = self.qps[qp].engine;
-        let id = self.qps[qp].id;
-        if let Some(Work::Transmit(id)) = self.engines[engine].take_last_turn(id, self.now) {
-            self.transmit(engine, id);
-        }
+        let (engine, id) = self.take_turn_now(qp);
         self.engines[engine].destroy(id, self.now);
         self.settle();
+    }
+
+    /// Moves a RoCE QP to Error for its program.
+    pub fn move_to_error(&mut self, qp: usize, expects_stream: bool) {
+        let (engine, id) = self.take_turn_now(qp);
+        self.engines[engine].move_to_error(id, expects_stream, self.now);
+        self.settle();
+    }
+
+    /// Takes a turn of the QP. Returns its engine and ID.
+    fn take_turn_now(&mut self, qp: usize) -> (usize, QpId) {
+        let engine = self.qps[qp].engine;
+        let id = self.qps[qp].id;
+        if let Some(Work::Transmit(id)) = self.engines[engine].take_turn_now(id, self.now) {
+            self.transmit(engine, id);
+        }
+        (engine, id)
     }
 
     pub fn state(&self, qp: usize) -> QpState {

@@ -201,6 +201,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("the socket is open");
                     self.links[l].close(end, reset, self.now);
                 }
+                Output::InError(qp) => self.in_error.push(qp),
                 Output::SendDatagram { from, to, packet } => self.network.send(from, to, packet),
                 Output::ReadAgain(qp) => {
                     let of = self.link_of(engine, qp);

@@ -1,0 +1,86 @@
+//! Moves RoCE QPs to Error at the request of their program (`ibv_modify_qp(3)`, and with it
+//! `rdma_disconnect(3)`).
+//!
+//! An adapter has usually sent the requests that were posted before, although the standard leaves
+//! it open, and programs rely on it: they send a last message and disconnect. So a QP first takes a
+//! turn, and moves to Error once it has sent what it can send: it waits neither for a receive of
+//! the peer nor for room in the socket. Time is limited to [`MAX_WAIT`].
+
+use std::time::Duration;
+
+use super::Engine;
+use super::interface::Output;
+use super::phase::StreamPhase;
+use super::qp::Qp;
+use super::send_queue::SendQueue;
+use super::state::EngineState;
+use rnic_abi::abi::control::DisconnectMode;
+use rnic_abi::types::{QpId, Time};
+
+impl Engine {
+    /// Moves a QP that has just [taken a turn](Self::take_turn_now) to Error, and flushes
+    /// everything posted, now or after later turns that send the rest. [`Output::InError`] follows.
+    /// Posted requests without a stream wait for one if the QP `expects_stream`.
+    pub fn move_to_error(&mut self, id: QpId, expects_stream: bool, now: Time) {
+        self.state.now = now;
+        let begun = self.with(id, |qp, engine| qp.move_to_error(engine, expects_stream));
+        if begun != Some(true) {
+            self.state.outputs.push_back(Output::InError(id));
+        }
+    }
+}
+
+impl Qp {
+    /// Returns false if the QP is in Error already.
+    fn move_to_error(&mut self, engine: &mut EngineState, expects_stream: bool) -> bool {
+        if self.life.phase().flushes() {
+            return false;
+        }
+        self.core.moves_to_error = true;
+        if self.sends_soon(expects_stream) {
+            self.restart_clock(engine);
+        } else {
+            self.disconnect(engine, DisconnectMode::Abort);
+        }
+        true
+    }
+
+    /// Returns true if the QP sends posted requests in one of its next turns.
+    fn sends_soon(&mut self, expects_stream: bool) -> bool {
+        let works = self.send_queue == SendQueue::Works && !self.is_stopped();
+        if !works || !self.rc.as_ref().is_some_and(|rc| rc.begins()) {
+            return false;
+        }
+        match self.life.phase() {
+            // Requests of an earlier stream fail when the next one begins.
+            StreamPhase::Unlinked => {
+                expects_stream && !self.requester.is_under_way() && self.requester.has_posted()
+            }
+            StreamPhase::AwaitFirstFpdu => self.requester.has_posted(),
+            _ => self.is_sending(),
+        }
+    }
+
+    /// Returns true if the QP has more to send than its last turn allowed, or waits for a copier.
+    fn is_sending(&self) -> bool {
+        self.life.phase().sends() && (self.core.turn.wanted || self.requester.is_fetching())
+    }
+
+    /// Moves the QP to Error after a turn if it has sent what it can send.
+    #[cold]
+    pub(super) fn end_if_sent(&mut self, engine: &mut EngineState) {
+        if self.life.phase().sends() && !self.is_sending() {
+            self.disconnect(engine, DisconnectMode::Abort);
+        }
+    }
+
+    /// Reports that the QP is in Error or gone, if its program waits for that.
+    pub(super) fn report_error_state(&mut self, engine: &mut EngineState) {
+        if std::mem::take(&mut self.core.moves_to_error) {
+            engine.outputs.push_back(Output::InError(self.core.id));
+        }
+    }
+}
+
+/// Maximum time for which a QP sends, or waits for its stream, before it moves to Error.
+pub(super) const MAX_WAIT: Duration = Duration::from_millis(500);

@@ -1,0 +1,55 @@
+//! Messages posted directly before `rdma_disconnect(3)`. An adapter has usually sent them by then,
+//! so peers receive them before the event for the end of the connection.
+
+use std::path::Path;
+use std::process::Command;
+
+use rnic_tests::{Daemon, PATHS, Process, on_path, ports, verbs};
+
+/// Number of connections.
+const COUNT: usize = 100;
+
+fn program_at(program: &Path, daemon: &Daemon, arguments: &[&str]) -> Command {
+    let mut command = verbs::command(program, daemon);
+    command.env("RNIC_DEVICES", "rnicd1").args(arguments);
+    command
+}
+
+/// Returns the number of messages that a server of `passive` receives from a client of `active`.
+fn received(program: &Path, active: &Daemon, passive: &Daemon, at: &str) -> usize {
+    let count = COUNT.to_string();
+    let mut server = Process::start(program_at(program, passive, &["server", at, &count]));
+    let port = server.line_after("port ");
+    let client = Process::start(program_at(program, active, &["client", at, &count, &port]));
+    assert_eq!(client.succeed(), ["sent"]);
+    let said = server.succeed();
+    let found = said.last().and_then(|line| line.strip_prefix("received ")?.parse().ok());
+    found.unwrap_or_else(|| panic!("{said:?}"))
+}
+
+#[test]
+fn last_messages_arrive_within_a_daemon() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/last_messages.c", scratch.path()) else { return };
+    for path in PATHS {
+        let port = ports::unused_port();
+        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(path)));
+        assert_eq!(received(&program, &daemon, &daemon, "127.0.0.1"), COUNT, "{path}");
+    }
+}
+
+#[test]
+fn last_messages_arrive_between_daemons() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/last_messages.c", scratch.path()) else { return };
+    let port = ports::unused_port();
+    let daemon = |ip: &str| {
+        let device = format!("[device]\naddresses = [\"{ip}\"]\n");
+        Daemon::start(&format!("{device}[wired]\nport = {port}\n"))
+    };
+    let active = daemon("127.0.0.1");
+    let passive = daemon("127.0.0.2");
+    let found = received(&program, &active, &passive, "127.0.0.2");
+    // A stream that is not established within half a second is given up.
+    assert!(found >= COUNT * 9 / 10, "{found}");
+}
