@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rnic_client::{CompletionOpcode, SendRequest};
+use rnic_client::{
+    Access, CompletionOpcode, QpOptions, QpType, RecvRequest, SendRequest, Sending, Wiring,
+};
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::{DEADLINE, Daemon, Process, built, omit, ports};
 
@@ -17,7 +19,11 @@ fn tree_of(daemon: &Daemon) -> PathBuf {
 }
 
 fn counter(tree: &Path, name: &str) -> u64 {
-    let path = tree.join("class/infiniband/rnicd0/ports/1").join(name);
+    counter_of(tree, "rnicd0", name)
+}
+
+fn counter_of(tree: &Path, device: &str, name: &str) -> u64 {
+    let path = tree.join("class/infiniband").join(device).join("ports/1").join(name);
     fs::read_to_string(&path).unwrap().trim_end().parse().unwrap()
 }
 
@@ -58,6 +64,60 @@ fn counters_survive_their_qps() {
     assert_eq!(fs::read_to_string(at.join("numa_node")).unwrap(), "-1\n");
     daemon.stop();
     assert!(!tree.exists(), "the daemon removes its tree");
+}
+
+/// Sends a message of `len` bytes from an RC QP of this device to itself.
+fn send_bytes(daemon: &Daemon, device: &str, len: u32) {
+    let client = Client::new(daemon);
+    let options = QpOptions { kind: QpType::Rc, device, ..client.options() };
+    let qp = client.pd.create_qp(&options).unwrap();
+    let gid = client.context.gids().unwrap()[0].gid;
+    let wiring = Wiring {
+        local: gid,
+        remote: gid,
+        remote_qp: qp.id(),
+        rq_psn: 0,
+        path_mtu: 1024,
+        min_rnr_timer: 12,
+        ird: 1,
+        rights: Access::empty(),
+    };
+    qp.to_rtr(&wiring).unwrap();
+    let sending = Sending { sq_psn: 0, timeout: 14, retry_count: 7, rnr_retry: 7, ord: 1 };
+    qp.to_rts(&sending).unwrap();
+    let mr = client.region(len.into(), READ_WRITE);
+    qp.post_recv(&[RecvRequest::new(1, &[mr.sge(0, len)])]).unwrap();
+    qp.post_send(&[SendRequest::send(2, &[mr.sge(0, len)]).signaled()]).unwrap();
+    client.successes(2);
+}
+
+#[test]
+fn each_device_has_its_own_counters() {
+    let devices = "[wired]\ndevices = { first = \"*\", second = \"*\" }\n";
+    let daemon = Daemon::start(&format!("{devices}port = {}\n", ports::unused_port()));
+    let tree = tree_of(&daemon);
+    let all = |name: &str| ["rnicd0", "first", "second"].map(|of| counter_of(&tree, of, name));
+    let are = |sent: [u64; 3]| {
+        wait_for(&format!("{sent:?}"), || all("counters/port_xmit_data") == sent);
+        assert_eq!(all("counters/port_rcv_data"), sent);
+    };
+    write_bytes(&daemon, 40);
+    send_bytes(&daemon, "second", 400);
+    are([10, 0, 100]);
+    // Without a name, it is the first device with the GID.
+    send_bytes(&daemon, "", 4000);
+    are([10, 1000, 100]);
+    send_bytes(&daemon, "absent", 4000);
+    send_bytes(&daemon, "second", 4);
+    are([10, 1000, 101]);
+    // As for the kernel's devices, a new device of the same name starts at 0.
+    for verb in ["remove", "add"] {
+        let mut command = Command::new(built::program("rnicctl"));
+        command.arg("--socket").arg(daemon.socket()).args(["device", verb, "second"]);
+        assert!(command.status().unwrap().success());
+    }
+    send_bytes(&daemon, "second", 8);
+    are([10, 1000, 2]);
 }
 
 /// Returns how often threads of the daemon have gone to sleep.

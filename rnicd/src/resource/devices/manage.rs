@@ -161,6 +161,7 @@ impl Manager {
     /// Notifies all sessions of a changed list of devices.
     pub(in crate::resource) fn tell_of_devices(&mut self) {
         self.devices.changed = true;
+        self.forget_removed_devices();
         for session in self.sessions.values() {
             session.tell(&Event::DevicesChanged);
         }

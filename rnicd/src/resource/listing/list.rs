@@ -79,7 +79,7 @@ impl Manager {
             done.add_qp(&qp.shared);
         }
         if own.is_none() {
-            for device in &self.records.past.devices {
+            for device in self.records.past.devices.values() {
                 done.terminates_sent += device.terminates_sent;
                 done.terminates_received += device.terminates_received;
             }

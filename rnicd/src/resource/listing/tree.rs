@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use rnic_abi::abi::control::{DeviceKind, NO_GID};
-use rnic_abi::types::QpType;
+use rnic_abi::abi::control::{DeviceKind, GidRow, NO_GID};
 
 use crate::resource::faults::Viewer;
+use crate::resource::qp::Qp;
 use crate::resource::{Manager, gids};
 use crate::tree::{Facts, Port, Sums};
 
@@ -48,19 +48,48 @@ impl Manager {
         self.tree = path.map(Path::to_owned);
     }
 
-    /// Returns the sums of the QP counters of each device since the start. Those of a RoCE device
-    /// are the sums of all RoCE devices, because the daemon does not know the device of a QP.
+    /// Returns the sums of the QP counters of each device since the start.
     pub fn sums(&self) -> Vec<(String, Sums)> {
-        let mut sums = self.records.past.devices.clone();
+        let past = &self.records.past.devices;
+        let of_past = |name: &str| past.get(name).cloned().unwrap_or_default();
+        let mut sums: Vec<_> = self.device_names().map(|name| (name, of_past(name))).collect();
         // QPs of sessions that are being closed are not in `Totals` yet.
         for session in self.sessions.values().chain(self.leaving.values()) {
             for qp in session.qps.values() {
-                sums[usize::from(qp.kind != QpType::Iwarp)].add_qp(&qp.shared);
+                let device = self.device_of(qp);
+                if let Some((_, sum)) = sums.iter_mut().find(|(name, _)| *name == device) {
+                    sum.add_qp(&qp.shared);
+                }
             }
         }
-        let [iwarp, roce] = sums.map(|done| done.counters);
-        let rows = self.device_rows().into_iter();
-        let of = |kind| if kind == DeviceKind::Roce { roce } else { iwarp };
-        rows.map(|row| (row.name, of(row.kind))).collect()
+        sums.into_iter().map(|(name, sum)| (name.to_owned(), sum.counters)).collect()
+    }
+
+    /// Returns the name of a QP's device, or an empty name if the device does not exist. A QP whose
+    /// program has not named the device belongs to the first with its GID, or else to the first of
+    /// its kind.
+    pub(in crate::resource) fn device_of(&self, qp: &Qp) -> &str {
+        if !qp.device.is_empty() {
+            return self.device_names().find(|name| *name == qp.device).unwrap_or_default();
+        }
+        if !qp.kind.is_roce() {
+            return &self.config.device.name;
+        }
+        let local = qp.rc.as_ref().map(|rc| rc.wiring.local);
+        let has_gid = |gids: &[GidRow]| gids.iter().any(|row| Some(row.gid) == local);
+        let with_gid = self.roce_gids().find(|(_, gids)| has_gid(gids));
+        with_gid.or_else(|| self.roce_gids().next()).map_or("", |(name, _)| name)
+    }
+
+    /// Returns the names of all devices, the iWARP device first.
+    fn device_names(&self) -> impl Iterator<Item = &str> {
+        let roce = self.roce_gids().map(|(name, _)| name);
+        std::iter::once(&*self.config.device.name).chain(roce)
+    }
+
+    /// Adds the counters of removed devices to those of no device.
+    pub(in crate::resource) fn forget_removed_devices(&mut self) {
+        let names: Vec<_> = self.device_names().map(str::to_owned).collect();
+        self.records.past.retain_devices(|name| names.iter().any(|known| known == name));
     }
 }

@@ -201,7 +201,9 @@ impl Manager {
     pub(in crate::resource) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.qps.remove(&qp) else { return };
-        self.records.past.add_qp(session.client.identity.uid, object.kind, &object.shared);
+        let uid = session.client.identity.uid;
+        let device = self.device_of(&object).to_owned();
+        self.records.past.add_qp(uid, &device, &object.shared);
         if object.kind.is_roce() {
             self.peers_gone(&BTreeSet::from([qp]));
         }

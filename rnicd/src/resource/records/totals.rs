@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rnic_abi::abi::control::QpCounters;
-use rnic_abi::types::{QpType, TerminateOrigin};
+use rnic_abi::types::TerminateOrigin;
 use rnic_core::device::QpShared;
 
 /// Maximum number of users with their own counters. All others are counted together.
@@ -21,8 +21,23 @@ pub struct Counters {
 
 impl Counters {
     pub fn add_qp(&mut self, qp: &QpShared) {
+        self.add_counters(&qp.counters());
+        match qp.terminate() {
+            Some((TerminateOrigin::Local, _)) => self.terminates_sent += 1,
+            Some((TerminateOrigin::Peer, _)) => self.terminates_received += 1,
+            None => {}
+        }
+    }
+
+    fn add(&mut self, other: &Counters) {
+        self.add_counters(&other.counters);
+        self.terminates_sent += other.terminates_sent;
+        self.terminates_received += other.terminates_received;
+        self.refusals += other.refusals;
+    }
+
+    fn add_counters(&mut self, c: &QpCounters) {
         let sum = &mut self.counters;
-        let c = qp.counters();
         sum.sends_completed += c.sends_completed;
         sum.receives_completed += c.receives_completed;
         sum.bytes_sent += c.bytes_sent;
@@ -32,11 +47,6 @@ impl Counters {
         sum.reads_answered += c.reads_answered;
         sum.errors += c.errors;
         sum.dropped += c.dropped;
-        match qp.terminate() {
-            Some((TerminateOrigin::Local, _)) => self.terminates_sent += 1,
-            Some((TerminateOrigin::Peer, _)) => self.terminates_received += 1,
-            None => {}
-        }
     }
 }
 
@@ -70,8 +80,8 @@ pub const METRICS: [Metric; 12] = [
 pub struct Totals {
     pub users: BTreeMap<u32, Counters>,
     pub others: Counters,
-    /// By device: the iWARP device and the RoCE device.
-    pub devices: [Counters; 2],
+    /// By name of the device. QPs of removed devices have an empty name.
+    pub devices: BTreeMap<String, Counters>,
 }
 
 impl Totals {
@@ -82,10 +92,19 @@ impl Totals {
         self.users.entry(uid).or_default()
     }
 
-    /// Adds the counters of a QP of this user.
-    pub fn add_qp(&mut self, uid: u32, kind: QpType, qp: &QpShared) {
-        self.devices[usize::from(kind != QpType::Iwarp)].add_qp(qp);
+    /// Adds the counters of a QP of this user and device.
+    pub fn add_qp(&mut self, uid: u32, device: &str, qp: &QpShared) {
+        self.devices.entry(device.to_owned()).or_default().add_qp(qp);
         self.of(uid).add_qp(qp);
+    }
+
+    /// Forgets the names of devices that do not exist. A later device of such a name starts at 0.
+    pub fn retain_devices(&mut self, exists: impl Fn(&str) -> bool) {
+        let mut gone = Counters::default();
+        for (_, counters) in self.devices.extract_if(.., |name, _| !exists(name)) {
+            gone.add(&counters);
+        }
+        self.devices.insert(String::new(), gone);
     }
 
     /// Counts a refused request of this user.

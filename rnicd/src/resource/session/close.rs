@@ -48,7 +48,8 @@ impl Manager {
         // Its diagnoses are kept with those of other ended sessions.
         self.records.diagnoses.end(id);
         for qp in session.qps.values() {
-            self.records.past.add_qp(session.client.identity.uid, qp.kind, &qp.shared);
+            let device = self.device_of(qp).to_owned();
+            self.records.past.add_qp(session.client.identity.uid, &device, &qp.shared);
         }
         session.leave_named_pds();
         if let Some(copier) = session.attached.as_ref().and_then(Attached::copier) {
