@@ -185,11 +185,32 @@ fn tree_has_the_devices_of_the_program() {
     ] {
         assert_eq!(shell(&daemon, options, script), [expected], "{options:?}");
     }
+    // Sets of several devices have files too, in any order. With an unknown name, all are shown.
+    assert!(
+        Command::new(built::program("rnicctl"))
+            .env("RNIC_SOCKET", daemon.socket())
+            .args(["device", "add", "third"])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let list = "ls /sys/class/infiniband";
+    for (devices, expected) in [
+        ("third,rnicd0", &["rnicd0", "third"][..]),
+        (" rnicd1, third", &["rnicd1", "third"]),
+        ("rnicd1,rnicd0,third", &["rnicd0", "rnicd1", "third"]),
+        ("rnicd0,mlx5_0", &["rnicd0", "rnicd1", "third"]),
+    ] {
+        let script = format!("RNIC_DEVICES='{devices}' {list}");
+        assert_eq!(shell(&daemon, &[], &script), expected, "{devices:?}");
+    }
+    let devices = ["--devices", "third,rnicd0"];
+    assert_eq!(shell(&daemon, &devices, list), ["rnicd0", "third"]);
     let siw = Daemon::start("[wired]\nprofile = \"siw\"\n");
     assert_eq!(shell(&siw, &["--as", "siw"], script), [of(0)]);
     // A device that does not exist has no files, as verbs shows no device.
     let other = "RNIC_DEVICES=mlx5_0 ls /sys/class/infiniband 2>&1 || echo none";
     assert!(shell(&daemon, &[], other).concat().ends_with("none"));
     let outside = "RNIC_DEVICES=../.. ls /sys/class/infiniband";
-    assert_eq!(shell(&daemon, &[], outside), ["rnicd0", "rnicd1"]);
+    assert_eq!(shell(&daemon, &[], outside), ["rnicd0", "rnicd1", "third"]);
 }

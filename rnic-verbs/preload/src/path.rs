@@ -8,7 +8,7 @@ use crate::bytes::Bytes;
 use crate::errno::kept;
 use crate::kernel_path;
 use crate::place::{Name, Place, Position};
-use crate::tree;
+use crate::tree::{self, View};
 
 /// Maximum length of a mapped path including its zero byte. Longer paths are passed on unchanged.
 pub(crate) const ROOM: usize = libc::PATH_MAX as usize;
@@ -97,10 +97,9 @@ impl Counterpart {
         let mut text = Text { whole, length: 0 };
         if place.is_in_tree() {
             text.push(self.root)?;
-            let view = tree::view().filter(|_| !matches!(place, Place::TreeDevices));
+            let view = View::of_program().filter(|_| !matches!(place, Place::TreeDevices));
             if let Some(view) = view {
-                text.push(tree::VIEWS)?;
-                text.push(view)?;
+                text.push_view(&view)?;
             }
         }
         text.push(place.path())?;
@@ -183,6 +182,32 @@ impl Text<'_> {
         self.length += bytes.len();
         Some(())
     }
+}
+
+impl Text<'_> {
+    /// Appends the folder of a view. Appends nothing, for the whole tree, if there is no view of
+    /// these several devices.
+    fn push_view(&mut self, view: &View) -> Option<()> {
+        let root = self.length;
+        let mut names = 0;
+        for name in view.names() {
+            self.push(if names == 0 { tree::VIEWS } else { b"," })?;
+            self.push(name)?;
+            names += 1;
+        }
+        if names > 1 {
+            let end = self.length;
+            self.push(b"\0")?;
+            self.length = if kept(|| exists(self.whole)) { end } else { root };
+        }
+        Some(())
+    }
+}
+
+/// Returns true if there is a file of this path, which must end in a zero byte.
+fn exists(path: &[MaybeUninit<u8>; ROOM]) -> bool {
+    // SAFETY: the path ends in a zero byte. The system call avoids the functions of this library.
+    unsafe { libc::syscall(libc::SYS_faccessat, AT_FDCWD, path.as_ptr(), libc::F_OK) == 0 }
 }
 
 /// A component of a path.

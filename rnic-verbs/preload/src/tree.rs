@@ -9,7 +9,8 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// Folder of the tree that contains the views: one for each device, and one for the RoCE devices.
+/// Folder of the tree that contains the views: for each device, for several devices if there are
+/// few, and for the RoCE devices.
 pub(crate) const VIEWS: &[u8] = b"/views/";
 
 /// Tree of the system's daemon, for programs without the variable (`/etc/ld.so.preload`). Only root
@@ -25,16 +26,31 @@ pub(crate) fn root() -> Option<&'static [u8]> {
 /// View of the RoCE devices.
 const ROCE_VIEW: &[u8] = b".roce";
 
-/// Returns the name of the view with the devices that the program sees: the only device in
-/// `RNIC_DEVICES`, or the RoCE devices without this variable. Returns `None`, for the whole tree,
-/// if the variable names several devices.
-pub(crate) fn view() -> Option<&'static [u8]> {
-    let names = variable(c"RNIC_DEVICES").unwrap_or_default().trim_ascii();
-    if names.is_empty() {
-        return Some(ROCE_VIEW);
+/// The devices that the program sees: those in `RNIC_DEVICES`, or the RoCE devices without this
+/// variable.
+pub(crate) struct View(&'static [u8]);
+
+impl View {
+    /// Returns the view; `None`, for the whole tree, if a name is no name of a file.
+    pub(crate) fn of_program() -> Option<Self> {
+        let list = variable(c"RNIC_DEVICES").unwrap_or_default();
+        let view = View(if list.trim_ascii().is_empty() { ROCE_VIEW } else { list });
+        let is_name = |name: &[u8]| !name.contains(&b'/') && (name[0] != b'.' || name == ROCE_VIEW);
+        let mut names = view.names();
+        names.all(is_name).then_some(view)
     }
-    let is_name = names[0] != b'.' && !names.iter().any(|byte| b",/".contains(byte));
-    is_name.then_some(names)
+
+    /// Returns the names in ascending order. Joined by commas, they are the name of the view.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static [u8]> + use<> {
+        let list = self.0;
+        std::iter::successors(after(list, None), move |last| after(list, Some(*last)))
+    }
+}
+
+/// Returns the first name of a list, in ascending order, that is greater than `last`.
+fn after(list: &'static [u8], last: Option<&[u8]>) -> Option<&'static [u8]> {
+    let names = list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    names.filter(|name| !name.is_empty() && last.is_none_or(|last| *name > last)).min()
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {

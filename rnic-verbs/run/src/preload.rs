@@ -5,6 +5,7 @@
 //! `DT_RPATH` and a new value of `LD_LIBRARY_PATH` have no effect, and its functions come before
 //! those of a copy under another name.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -50,18 +51,22 @@ pub fn list_with(libraries: &[PathBuf], list: Option<&OsStr>) -> OsString {
     OsStr::from_bytes(&all.join(&b':')).to_owned()
 }
 
-/// Returns the part of a tree with the files of the only device in a list of devices, or of the
-/// RoCE devices if there is no list. Returns the whole tree if the list is longer.
+/// Returns the part of a tree with the files of the devices in a list, or of the RoCE devices if
+/// there is no list. Returns the whole tree if it has no part for these several devices.
 /// `librnic_preload.so` has the same rule.
 pub fn view(tree: &Path, devices: Option<&OsStr>) -> PathBuf {
-    let names = devices.unwrap_or_default().as_bytes().trim_ascii();
+    let list = devices.unwrap_or_default().as_bytes();
+    let names = list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    let names: BTreeSet<&[u8]> = names.filter(|name| !name.is_empty()).collect();
     if names.is_empty() {
         return tree.join("views/.roce");
     }
-    if names[0] == b'.' || names.iter().any(|byte| b",/".contains(byte)) {
+    if names.iter().any(|name| name[0] == b'.' || name.contains(&b'/')) {
         return tree.to_owned();
     }
-    tree.join("views").join(OsStr::from_bytes(names))
+    let joined = names.iter().copied().collect::<Vec<_>>().join(&b',');
+    let view = tree.join("views").join(OsStr::from_bytes(&joined));
+    if names.len() == 1 || view.exists() { view } else { tree.to_owned() }
 }
 
 /// Returns AddressSanitizer's options with `ANY_ORDER` first. If an option occurs twice, the last
@@ -110,6 +115,19 @@ mod tests {
             let all = [LIBRARY, "librdmacm.so.1"].map(|library| folder.join(library));
             assert_eq!(libraries(&folder, &folder), has.then(|| all.to_vec()), "{name}");
         }
+    }
+
+    #[test]
+    fn view_is_for_several_devices() {
+        let tree = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let of = |names: &str| view(tree.path(), Some(OsStr::new(names)));
+        assert_eq!(of("b,a"), tree.path());
+        std::fs::create_dir_all(tree.path().join("views/a,b")).unwrap_or_else(|e| panic!("{e}"));
+        for list in ["a,b", " b, a,", "b,a,b"] {
+            assert_eq!(of(list), tree.path().join("views/a,b"), "{list:?}");
+        }
+        assert_eq!(of("a,b,c"), tree.path());
+        assert_eq!(of("a,a"), tree.path().join("views/a"));
     }
 
     #[test]

@@ -2,8 +2,7 @@
 //!
 //! Each device has a folder below `devices`, with the attributes of a PCI device. `class` contains
 //! links into these folders. Programs resolve `class/infiniband/NAME` and read the attributes of
-//! the device from its parent folders. `views` contains the same links for each device alone, and
-//! for the RoCE devices.
+//! the device from its parent folders. `views` contains the same links for some of the devices.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -83,6 +82,8 @@ pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
     for (port, own) in facts.ports.iter().zip(&devices) {
         all.append(&mut view::of(&port.name, shared.iter().chain(own)));
     }
+    let names = facts.ports.iter().map(|port| &*port.name);
+    all.append(&mut view::of_sets(&shared, names.zip(&devices).collect()));
     let roce = facts.ports.iter().zip(&devices).filter(|(port, _)| port.roce);
     let roce = roce.flat_map(|(_, own)| own);
     all.append(&mut view::of(view::ROCE, shared.iter().chain(roce)));
@@ -311,6 +312,27 @@ mod tests {
         assert_eq!(view("views/.roce/"), expected);
     }
 
+    #[test]
+    fn sets_of_few_devices_have_views() {
+        let names = |count: u32| {
+            let port = |n| Port { name: format!("d{n}"), uverbs: n, ..ports().remove(1) };
+            let all =
+                entries(&Facts { image_guid: 1, ports: (0..count).rev().map(port).collect() });
+            let views = all.iter().filter_map(|entry| entry.path.strip_prefix("views/"));
+            let devices = views.filter_map(|path| path.split_once("/class/infiniband/"));
+            let mut found: Vec<_> = devices
+                .filter(|(view, _)| view.contains(','))
+                .map(|(view, _)| view.to_owned())
+                .collect();
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(names(2), ["d0,d1"; 2]);
+        assert_eq!(names(3).len(), 3 * 2 + 3);
+        assert_eq!(names(5).len(), 5 * 16 - 5);
+        assert_eq!(names(6), [""; 0]);
+    }
+
     fn ports() -> Vec<Port> {
         let port = |name: &str, roce| Port {
             name: name.to_owned(),
@@ -356,6 +378,6 @@ mod tests {
             let folder = format!("{}/", at.join("/"));
             assert!(all.iter().any(|entry| entry.path.starts_with(&folder)), "{path} -> {to}");
         }
-        assert_eq!(links, 2 * 9 + 4);
+        assert_eq!(links, 2 * 12 + 5);
     }
 }

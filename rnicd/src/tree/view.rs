@@ -1,6 +1,7 @@
 //! Views of the tree: the entries of `class` and `dev` that a machine with only some of the devices
-//! would have. `views/NAME` is for one device, `views/.roce` for all RoCE devices. Programs see the
-//! latter unless they select devices. The preload library looks there.
+//! would have. `views/NAME` is for one device, `views/NAME,NAME` for several, in ascending order of
+//! their names, and `views/.roce` for all RoCE devices. Programs see the latter unless they select
+//! devices. The preload library looks there.
 
 use std::path::Path;
 
@@ -23,3 +24,22 @@ pub(super) fn of<'a>(name: &str, entries: impl Iterator<Item = &'a Entry>) -> Ve
     view.push(Entry { path: below("devices"), what: devices });
     view
 }
+
+/// Returns the views of each set of at least two devices, given by name and entries. If there are
+/// more than [`MAX_DEVICES`], returns none: programs that select several see all.
+pub(super) fn of_sets(shared: &[Entry], mut devices: Vec<(&str, &Vec<Entry>)>) -> Vec<Entry> {
+    if devices.len() > MAX_DEVICES {
+        return Vec::new();
+    }
+    devices.sort_unstable_by_key(|(name, _)| *name);
+    let sets = (0..1u32 << devices.len()).filter(|set| set.count_ones() > 1);
+    let view = |set: u32| {
+        let chosen = devices.iter().enumerate().filter(|(n, _)| set >> n & 1 == 1);
+        let (names, own): (Vec<_>, Vec<_>) = chosen.map(|(_, device)| *device).unzip();
+        of(&names.join(","), shared.iter().chain(own.into_iter().flatten()))
+    };
+    sets.flat_map(view).collect()
+}
+
+/// Maximum number of devices for which each set has a view: 26 views of several devices.
+const MAX_DEVICES: usize = 5;
