@@ -60,6 +60,16 @@ impl Errno {
         Errno { number, ..self }
     }
 
+    /// Puts the name of a function or an object before the reason, unless it begins with it.
+    #[cold]
+    pub(crate) fn of(self, name: &str) -> Errno {
+        let named = |reason: Box<str>| {
+            let has_name = reason.starts_with(name);
+            if has_name { reason } else { format!("{name}: {reason}").into() }
+        };
+        Errno { reason: self.reason.map(named), ..self }
+    }
+
     /// Logs the reason and sets `errno`. Returns the number.
     pub(crate) fn report(self) -> i32 {
         self.log();
@@ -100,6 +110,16 @@ impl From<rustix::io::Errno> for Errno {
     fn from(error: rustix::io::Errno) -> Self {
         std::io::Error::from(error).into()
     }
+}
+
+/// Names the C function in the reason of its error. The name may lack `ibv_`: the inline functions
+/// of the headers call some functions by a pointer.
+pub(crate) fn of_call<T>(function: &str, result: Result<T, Errno>) -> Result<T, Errno> {
+    result.map_err(|errno| {
+        let is_whole = function.starts_with("ibv_") || function.starts_with("rdma_");
+        let prefix = if is_whole { "" } else { "ibv_" };
+        errno.of(&format!("{prefix}{}", function.trim_start_matches("_ibv_")))
+    })
 }
 
 /// Converts the result of a function that returns an error number, 0 for success.

@@ -35,14 +35,15 @@ __attribute__((unused)) static void begin_call(void)
     errno = 0;
 }
 
-// Requires a reason for the last call. EAGAIN is not a refusal.
+// Requires a reason for the last call, with the name of the function. EAGAIN is not a refusal.
 __attribute__((unused)) static void has_reason(int line, const char *call, int number)
 {
     char text[512] = "";
     if (reasons < 0 || number == EAGAIN)
         return;
     ssize_t length = pread(2, text, sizeof text - 1, reasons);
-    if (length > 0 && !strncmp(text, "rnic: ", 6) && strchr(text, '\n') > text + 16)
+    int has_name = !strncmp(text, "rnic: ibv_", 10) || !strncmp(text, "rnic: rdma_", 11);
+    if (length > 0 && has_name && strchr(text, '\n') > strchr(text + 6, ':'))
         return;
     printf("line %d: %s is refused without a reason\n", line, call);
     wrong++;

@@ -118,5 +118,52 @@ fn minus_one(name: &str) -> isize {
 }
 
 fn number(name: &str) -> c_int {
-    unsupported!("{name} is not supported by this device").report()
+    unsupported!("{name}: {}", way_out(name)).report()
+}
+
+/// Returns what rnicd lacks, and what programs can do instead.
+fn way_out(name: &str) -> &'static str {
+    match name {
+        "ibv_open_xrcd" | "ibv_open_qp" => "rnicd has no XRC; use RC QPs with a common SRQ",
+        "ibv_alloc_dm" => "rnicd has no device memory; register memory of the program",
+        "ibv_alloc_td" | "ibv_alloc_parent_domain" => {
+            "rnicd has no thread domains; use the protection domain itself"
+        }
+        "ibv_create_wq" | "ibv_create_rwq_ind_table" | "ibv_create_flow" => {
+            "rnicd has no raw packets; use UD QPs"
+        }
+        "ibv_modify_cq" => "rnicd does not moderate events; poll the queue less often",
+        "ibv_alloc_null_mr" => "rnicd has no null region; register memory for unwanted data",
+        "ibv_reg_dmabuf_mr" => "rnicd cannot access memory of devices; copy it to memory",
+        _ if name.contains("mcast") || name.contains("multicast") => {
+            "rnicd has no multicast; send a datagram to each receiver"
+        }
+        _ if !["ibv_", "rdma_", "verbs_", "_"].iter().any(|start| name.starts_with(start)) => {
+            "rnicd has no rsockets; use sockets or rdma_cm"
+        }
+        _ => "no device of rnicd supports it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_features_have_a_way_out() {
+        for (name, feature) in [
+            ("rsocket", "rsockets"),
+            ("riomap", "rsockets"),
+            ("ibv_attach_mcast", "multicast"),
+            ("rdma_join_multicast_ex", "multicast"),
+            ("ibv_open_xrcd", "XRC"),
+            ("ibv_create_flow", "raw packets"),
+        ] {
+            let text = way_out(name);
+            assert!(text.starts_with(&format!("rnicd has no {feature}; ")), "{name}: {text}");
+        }
+        for name in ["ibv_cmd_create_qp", "verbs_open_device", "__ioctl_final_num_attrs"] {
+            assert_eq!(way_out(name), "no device of rnicd supports it", "{name}");
+        }
+    }
 }

@@ -49,7 +49,7 @@ macro_rules! entry {
                 // SAFETY: the program passes the argument in this call, and obeys the manual page.
                 let $arg = unsafe { <$type as $crate::ffi::pointers::Argument>::from_c($arg) };
             )*
-            $crate::ffi::entry::entry!(@leave $result ($function($($arg),*)) $($of)?)
+            $crate::ffi::entry::entry!(@leave $result $name ($function($($arg),*)) $($of)?)
         }
     };
     (@type status) => { ::libc::c_int };
@@ -58,12 +58,22 @@ macro_rules! entry {
     (@type pointer $of:ty) => { *mut $of };
     (@type nothing) => { () };
     (@type value $of:ty) => { $of };
-    (@leave status $called:tt) => { $crate::errno::status($called) };
-    (@leave minus_one $called:tt) => { $crate::errno::minus_one($called) };
-    (@leave negative $called:tt $of:ty) => { $crate::errno::negative($called) as $of };
-    (@leave pointer $called:tt $of:ty) => { $crate::errno::pointer($called) };
-    (@leave nothing $called:tt) => { $crate::errno::nothing($called) };
-    (@leave value $called:tt $of:ty) => { $called };
+    (@leave status $name:ident $called:tt) => {
+        $crate::errno::status($crate::errno::of_call(stringify!($name), $called))
+    };
+    (@leave minus_one $name:ident $called:tt) => {
+        $crate::errno::minus_one($crate::errno::of_call(stringify!($name), $called))
+    };
+    (@leave negative $name:ident $called:tt $of:ty) => {
+        $crate::errno::negative($crate::errno::of_call(stringify!($name), $called)) as $of
+    };
+    (@leave pointer $name:ident $called:tt $of:ty) => {
+        $crate::errno::pointer($crate::errno::of_call(stringify!($name), $called))
+    };
+    (@leave nothing $name:ident $called:tt) => {
+        $crate::errno::nothing($crate::errno::of_call(stringify!($name), $called))
+    };
+    (@leave value $name:ident $called:tt $of:ty) => { $called };
 }
 
 pub(crate) use entry;

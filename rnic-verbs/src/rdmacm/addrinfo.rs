@@ -143,7 +143,14 @@ fn get(node: Text, service: Text, hints: In<rdma_addrinfo>, to: Out<*mut rdma_ad
     match answered {
         Ok(answered) => minus_one(answered),
         Err(error) => {
-            log::debug(|| format!("no address for {node:?}, {service:?}: EAI error {error}"));
+            log::debug(|| {
+                let node = node.unwrap_or("(null)");
+                let service = service.unwrap_or("(null)");
+                format!(
+                    "rdma_getaddrinfo: no address for node {node}, service {service}: error \
+                     {error} of getaddrinfo(3)"
+                )
+            });
             error
         }
     }

@@ -362,7 +362,8 @@ impl State {
             return Ok(());
         }
         let phase = self.phase;
-        Err(invalid!("the id is in phase {phase:?}, not {phases:?}"))
+        let wanted: Vec<_> = phases.iter().map(|wanted| format!("{wanted:?}")).collect();
+        Err(invalid!("the id is in phase {phase:?}, and must be in phase {}", wanted.join(" or ")))
     }
 }
 

@@ -86,7 +86,7 @@ fn free(list: *mut *mut ibv_device) -> Result<(), Errno> {
 
 fn name(device: *mut ibv_device) -> *const c_char {
     if !is_live(Kind::Device, device.addr()) {
-        no_device(device).report();
+        no_device(device).of("ibv_get_device_name").report();
         return null();
     }
     // SAFETY: `is_live` has found `device`, and during the call the program does not free the list

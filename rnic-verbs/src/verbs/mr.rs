@@ -207,14 +207,14 @@ fn rereg_mr(
     let old = match checked {
         Ok(old) => old,
         Err(errno) => {
-            errno.report();
+            errno.of("ibv_rereg_mr").report();
             return c::IBV_REREG_MR_ERR_INPUT;
         }
     };
     match change(old, flags, pd, (address, length), access.cast_unsigned()) {
         Ok(()) => 0,
         Err(errno) => {
-            errno.report();
+            errno.of("ibv_rereg_mr").report();
             c::IBV_REREG_MR_ERR_CMD
         }
     }

@@ -152,7 +152,7 @@ unsafe fn send_work(wr: *const ibv_send_wr, datagram: Option<PdId>) -> Result<Se
                 window = Some(key);
                 kind
             }
-            _ => SendKind::Unsupported,
+            opcode => SendKind::Unsupported(Some(opcode)),
         };
         let elements = match (*wr).opcode {
             IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => SgeList::default(),

@@ -43,7 +43,7 @@ fn to_extended(of: *mut ibv_qp) -> *mut ibv_qp_ex {
         Ok(found) if found.is_extended() => of.cast(),
         Ok(_) => null_mut(),
         Err(errno) => {
-            errno.log();
+            errno.of("ibv_qp_to_qp_ex").log();
             null_mut()
         }
     }
@@ -75,7 +75,7 @@ fn amend(of: *mut ibv_qp_ex, data: impl FnOnce(&mut SendWork) -> Result<(), Errn
     {
         errno.log();
         // `ibv_wr_complete` returns the error.
-        work.kind = SendKind::Unsupported;
+        work.kind = SendKind::Unsupported(None);
     }
 }
 
@@ -88,7 +88,7 @@ fn begin_bind(of: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: In<ibv_mw_bi
         Ok((kind, window)) => begin_with(of, kind, Some(window)),
         Err(errno) => {
             errno.log();
-            begin_with(of, SendKind::Unsupported, None);
+            begin_with(of, SendKind::Unsupported(None), None);
         }
     }
 }

@@ -142,7 +142,7 @@ const PEER: i32 =
 pub(crate) fn no_transition(from: u32, to: u32) -> Errno {
     let from = state_name(from);
     let to = state_name(to);
-    invalid!("a queue pair in {from} cannot be moved to {to}")
+    invalid!("cannot be moved from {from} to {to}")
 }
 
 /// Returns the name of a state, `IBV_QPS_...`.

@@ -17,6 +17,10 @@ use crate::verbs::device::PORT;
 impl QpBody {
     /// Changes attributes and state (`ibv_modify_qp(3)`).
     pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
+        self.try_modify(attributes, mask).map_err(|errno| errno.of(&format!("QP {}", self.id())))
+    }
+
+    fn try_modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
         self.adapter.check()?;
         if let Some(roce) = &self.roce {
             return self.modify_roce(&mut roce.lock(), attributes, mask);

@@ -105,7 +105,7 @@ impl QpBody {
             }
             SendKind::LocalInvalidate { rkey } => SendRequest::local_invalidate(number, Stag(rkey)),
             SendKind::BindWindow(bind) => {
-                let window = work.window.as_ref().ok_or_else(unsupported)?;
+                let window = work.window.as_ref().ok_or_else(|| unsupported(None))?;
                 let new = window.next(bind.wanted);
                 bound = Some((window, new));
                 SendRequest::bind_range(
@@ -118,7 +118,7 @@ impl QpBody {
                     rnic_client::Access::from_bits_truncate(bind.access),
                 )
             }
-            SendKind::Unsupported => return Err(unsupported()),
+            SendKind::Unsupported(opcode) => return Err(unsupported(opcode)),
         };
         if let Some(to) = work.to {
             request = request.to(&to);
@@ -143,8 +143,8 @@ impl QpBody {
 
     /// Checks that a QP of this type and with these capacities supports the request.
     fn check_served(&self, work: &SendWork) -> Result<(), Errno> {
-        if matches!(work.kind, SendKind::Unsupported) {
-            return Err(unsupported());
+        if let SendKind::Unsupported(opcode) = work.kind {
+            return Err(unsupported(opcode));
         }
         if self.is_uc && work.kind.needs_reliability() {
             return Err(invalid!("a UC QP supports no Read, atomic or Send with Invalidate"));
@@ -287,6 +287,9 @@ fn read_sink(elements: &[Sge]) -> Sge {
     elements.first().copied().unwrap_or(Sge { addr: 0, length: 0, lkey: 0 })
 }
 
-fn unsupported() -> Errno {
-    invalid!("the device does not support the opcode of the request")
+fn unsupported(opcode: Option<u32>) -> Errno {
+    match opcode {
+        Some(opcode) => invalid!("opcode {opcode}: the device has no such request"),
+        None => invalid!("a call that describes the request has failed"),
+    }
 }

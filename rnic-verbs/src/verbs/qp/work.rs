@@ -210,8 +210,9 @@ pub(crate) enum SendKind {
         rkey: u32,
     },
     BindWindow(BindWork),
-    /// An operation that the device does not support.
-    Unsupported,
+    /// An operation that the device does not support, or without an opcode a request that an
+    /// earlier call has failed to describe.
+    Unsupported(Option<u32>),
 }
 
 impl SendKind {
@@ -227,7 +228,7 @@ impl SendKind {
             SendKind::Read { .. } => SendOpcode::Read,
             SendKind::LocalInvalidate { .. } => SendOpcode::LocalInvalidate,
             SendKind::BindWindow(_) => SendOpcode::BindWindow,
-            SendKind::Unsupported => return None,
+            SendKind::Unsupported(_) => return None,
         })
     }
 
