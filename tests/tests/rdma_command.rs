@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use rnic_client::QpType;
 use rnic_tests::client::{Client, READ_WRITE};
-use rnic_tests::{Daemon, built};
+use rnic_tests::{Daemon, built, omit};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -195,5 +195,52 @@ fn other_modules_are_left_to_the_system() {
         let (code, text) = run(line);
         assert_eq!(code, Some(3), "{line}: {text}");
         assert!(text.starts_with("real ") && text.ends_with(&format!(": {rest}\n")), "{text}");
+    }
+}
+
+/// `rdma` of iproute2 asks the kernel by netlink, and the preloaded library answers.
+#[test]
+fn iproute2_shows_the_devices_by_netlink() {
+    let daemon = Daemon::start("");
+    let own = Commands::new();
+    let iproute2 = |devices: &str, line: &str| {
+        let mut command = Command::new(built::program("rnic-run"));
+        command.args(["--no-start", "--lib-dir"]).arg(built::libraries());
+        command.args(["--devices", devices, "rdma"]).args(line.split_whitespace());
+        command.env("RNIC_SOCKET", daemon.socket()).env_remove("LD_PRELOAD");
+        command.output().unwrap()
+    };
+    if !Command::new("rdma").arg("-V").output().is_ok_and(|output| output.status.success()) {
+        return omit("no rdma here: Debian package iproute2");
+    }
+    let text = |devices: &str, line: &str| {
+        let output = iproute2(devices, line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for line in [
+        "dev",
+        "dev show rnicd1",
+        "link",
+        "link show rnicd0/1",
+        "-d link",
+        "-j link",
+        "statistic",
+        "statistic show link rnicd1/1",
+        "-j statistic",
+        "system",
+    ] {
+        // Versions before 6.8 do not show the protocol.
+        let without = |text: &str| text.replace("protocol roce ", "").replace("protocol iw ", "");
+        let found = text("rnicd1,rnicd0", line);
+        let wanted = own.text(&daemon, line);
+        assert_eq!(without(&found).trim_end(), without(&wanted).trim_end(), "{line}");
+    }
+    assert_eq!(text("rnicd1", "link").lines().count(), 1);
+    for line in
+        ["dev show absent", "resource", "statistic qp show", "link add a type rxe netdev lo"]
+    {
+        let output = iproute2("rnicd1,rnicd0", line);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{line}: {output:?}");
     }
 }

@@ -18,6 +18,7 @@ mod errno;
 mod globs;
 mod kernel_path;
 mod library;
+mod netlink;
 mod next;
 mod path;
 mod place;
