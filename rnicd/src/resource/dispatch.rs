@@ -160,37 +160,13 @@ impl Manager {
 
     /// Processes reports from other threads and the connection manager.
     pub fn settle(&mut self) {
-        self.take_management();
+        let datagrams = self.workers.take_management();
+        // A message that a peer has sent before a datagram has been reported by now, and must count
+        // before it: the first message replaces a lost RTU, even if DREQ has arrived too.
+        self.handle_notifications();
+        self.handle_management(datagrams);
         while let Some(event) = self.cm.poll_event() {
             self.handle_cm_event(event);
-        }
-        while let Some(notification) = self.workers.poll_notification() {
-            match notification {
-                Notification::Misbehaved { session, why } => self.outbox.end(session, why),
-                Notification::StagGuessed { session, peer, at } => {
-                    self.cm.stag_guessed(session, peer, at);
-                }
-                Notification::CqFailed(cq) => {
-                    let owner = self.handles.cqs.owner(cq.0);
-                    self.note("cq_failed", owner, format!("completion queue {cq} has failed"));
-                    self.cq_failed(cq);
-                }
-                Notification::Note { session, kind, text } => {
-                    self.note(kind, Some(session), text);
-                }
-                Notification::SrqFailed(srq) => {
-                    let owner = self.handles.srqs.owner(srq.0);
-                    let text = format!("shared receive queue {srq} has failed");
-                    self.note("srq_failed", owner, text);
-                    self.srq_failed(srq);
-                }
-                Notification::Detached { session } => self.memory_gone(session),
-                Notification::FaultStruck { fault, qp } => self.fault_struck(fault, qp),
-                Notification::Unlinked { qp } => self.unlinked(qp),
-                Notification::CommunicationEstablished { qp } => {
-                    self.cm.communication_established(qp);
-                }
-            }
         }
         self.refresh_stale_faults();
         while let Some(ticket) = self.workers.poll_done() {
@@ -225,6 +201,38 @@ impl Manager {
         while let Some(receipt) = self.reaper.poll_gone() {
             if let Some(session) = self.unmapping.remove(&receipt) {
                 self.shared_buffer_gone(session);
+            }
+        }
+    }
+
+    /// Handles the notifications of the workers.
+    fn handle_notifications(&mut self) {
+        while let Some(notification) = self.workers.poll_notification() {
+            match notification {
+                Notification::Misbehaved { session, why } => self.outbox.end(session, why),
+                Notification::StagGuessed { session, peer, at } => {
+                    self.cm.stag_guessed(session, peer, at);
+                }
+                Notification::CqFailed(cq) => {
+                    let owner = self.handles.cqs.owner(cq.0);
+                    self.note("cq_failed", owner, format!("completion queue {cq} has failed"));
+                    self.cq_failed(cq);
+                }
+                Notification::Note { session, kind, text } => {
+                    self.note(kind, Some(session), text);
+                }
+                Notification::SrqFailed(srq) => {
+                    let owner = self.handles.srqs.owner(srq.0);
+                    let text = format!("shared receive queue {srq} has failed");
+                    self.note("srq_failed", owner, text);
+                    self.srq_failed(srq);
+                }
+                Notification::Detached { session } => self.memory_gone(session),
+                Notification::FaultStruck { fault, qp } => self.fault_struck(fault, qp),
+                Notification::Unlinked { qp } => self.unlinked(qp),
+                Notification::CommunicationEstablished { qp } => {
+                    self.cm.communication_established(qp);
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::cm::{AcceptParams, CmEvent, ConnectFailure, ConnectParams};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::{Manager, find};
-use crate::worker::Command;
+use crate::worker::{Command, ManagementDatagram};
 
 impl Manager {
     /// Requests the number and the Q_Key of the UD QP that serves the peer's port.
@@ -110,8 +110,8 @@ impl Manager {
     // --- Management datagrams --------------------------------------------------------------------
 
     /// Passes received management datagrams to the connection manager.
-    pub(in crate::resource) fn take_management(&mut self) {
-        for came in self.workers.take_management() {
+    pub(in crate::resource) fn handle_management(&mut self, datagrams: Vec<ManagementDatagram>) {
+        for came in datagrams {
             self.cm.handle_management(came.from, came.to, &came.mad, clock::now());
         }
     }
