@@ -186,7 +186,11 @@ impl Manager {
                 Some(Pending::ModifyQp { session }) => {
                     self.outbox.answer(session, ReplyBody::Done);
                 }
-                Some(Pending::Disconnected { session, qp }) => self.tell_disconnected(session, qp),
+                Some(Pending::Disconnected { session }) => {
+                    if let Ok(session) = find(&mut self.sessions, session) {
+                        session.release_events(ticket);
+                    }
+                }
                 Some(Pending::AllocWindow { session, window, stag }) => {
                     self.outbox.answer(session, ReplyBody::Window { window, stag });
                 }

@@ -140,7 +140,7 @@ enum Pending {
     DestroyQp { session: SessionId, qp: QpId },
     ResetQp { session: SessionId, qp: QpId },
     ModifyQp { session: SessionId },
-    Disconnected { session: SessionId, qp: QpId },
+    Disconnected { session: SessionId },
     AllocWindow { session: SessionId, window: MwId, stag: Stag },
     DeallocWindow { session: SessionId, window: MwId },
     Detach { session: SessionId },

@@ -112,7 +112,7 @@ impl Manager {
             let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
             let undecided = Undecided { listener, peer: addresses.peer.ip() };
             session.requests.insert(request, undecided);
-            return session.tell(&Event::RcRequest {
+            return session.tell_in_order(Event::RcRequest {
                 listener,
                 context,
                 request,
@@ -159,7 +159,9 @@ impl Manager {
             }
             _ => return,
         };
-        self.tell(session, &event);
+        if let Ok(session) = find(&mut self.sessions, session) {
+            session.tell_in_order(event);
+        }
     }
 
     /// Reports the end of a connection. Messages that the peer has sent before complete first: DREQ
@@ -168,22 +170,18 @@ impl Manager {
         let Ok(of) = find(&mut self.sessions, session) else { return };
         let copier = of.attached.as_ref().and_then(Attached::copier);
         let Ok(object) = of.qp(qp) else { return };
+        let context = object.shared.context.load(Relaxed);
         let over_tcp = object.rc.as_ref().is_some_and(|rc| rc.stream == Some(RcStream::Tcp));
+        let event = Event::Disconnected { qp, context, reason: DisconnectReason::Orderly };
         match object.phase {
             QpPhase::Bound(worker) if over_tcp => {
                 let ticket = self.workers.one_ticketed(worker, Command::ReadAll(qp));
+                of.hold_event(ticket, event);
                 self.workers.await_copies(ticket, copier);
-                self.pending.insert(ticket, Pending::Disconnected { session, qp });
+                self.pending.insert(ticket, Pending::Disconnected { session });
             }
-            _ => self.tell_disconnected(session, qp),
+            _ => of.tell_in_order(event),
         }
-    }
-
-    /// Reports the end of a connection to the session of its QP, unless the QP is gone.
-    pub(in crate::resource) fn tell_disconnected(&mut self, session: SessionId, qp: QpId) {
-        let Ok(object) = find(&mut self.sessions, session).and_then(|of| of.qp(qp)) else { return };
-        let context = object.shared.context.load(Relaxed);
-        self.tell(session, &Event::Disconnected { qp, context, reason: DisconnectReason::Orderly });
     }
 }
 

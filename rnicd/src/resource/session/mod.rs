@@ -7,7 +7,7 @@
 mod close;
 mod open;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -25,6 +25,7 @@ use crate::resource::policy::{Identity, Rights};
 use crate::resource::qp::Qp;
 use crate::resource::queue::{Arenas, Channel, CqObject, SrqObject};
 use crate::resource::refuse;
+use crate::worker::Ticket;
 pub use open::SessionOpened;
 
 /// A client's session.
@@ -51,6 +52,8 @@ pub struct Session {
     pub listeners: BTreeMap<ListenerId, Listener>,
     /// Connection requests that the client has seen and neither accepted nor rejected.
     pub requests: BTreeMap<RequestId, Undecided>,
+    /// Events of connections that are not sent yet, oldest first, with the tickets they wait for.
+    held_events: VecDeque<(Option<Ticket>, Event)>,
     pub windows: BTreeMap<MwId, MemoryWindow>,
     /// Rate limit of the session's recorded events.
     pub noted: RateLimitedLog,
@@ -122,6 +125,7 @@ impl Session {
             qps: BTreeMap::new(),
             listeners: BTreeMap::new(),
             requests: BTreeMap::new(),
+            held_events: VecDeque::new(),
             windows: BTreeMap::new(),
             noted: super::records::log_limit(),
             opening_noted: false,
@@ -172,6 +176,30 @@ impl Session {
     /// Sends an event. Unread events are kept, up to a limit, and flushed when the client reads.
     pub fn tell(&self, event: &Event) {
         let _ = self.events.send(event);
+    }
+
+    /// Sends an event of a connection, after those that are held.
+    pub fn tell_in_order(&mut self, event: Event) {
+        if self.held_events.is_empty() {
+            self.tell(&event);
+        } else {
+            self.held_events.push_back((None, event));
+        }
+    }
+
+    /// Holds an event of a connection until a ticket is done, and with it the later ones.
+    pub fn hold_event(&mut self, ticket: Ticket, event: Event) {
+        self.held_events.push_back((Some(ticket), event));
+    }
+
+    /// Sends the events that waited for a ticket.
+    pub fn release_events(&mut self, ticket: Ticket) {
+        for (waits, _) in &mut self.held_events {
+            *waits = waits.filter(|waits| *waits != ticket);
+        }
+        while let Some((_, event)) = self.held_events.pop_front_if(|(waits, _)| waits.is_none()) {
+            self.tell(&event);
+        }
     }
 
     /// Returns the listener of an undecided request.
