@@ -49,7 +49,7 @@ struct PollState {
     empty_polls: u32,
 }
 
-/// Number of empty polls after which the thread yields its CPU or sleeps for a moment: the daemon or
+/// Number of empty polls after which the thread yields its CPU or sleeps briefly: the daemon or
 /// the peer, which produce the awaited completion, may need this CPU.
 const EMPTY_POLLS: u32 = 64;
 
