@@ -4,13 +4,12 @@
 //!
 //! It replaces functions of libmnl, not system calls, so it concerns only programs that open a
 //! socket of `NETLINK_RDMA` with libmnl. Other requests are refused with `EOPNOTSUPP`. Unlike the
-//! other functions of this library, these allocate and take a lock, as libmnl's do.
+//! other functions of this library, these allocate memory, as libmnl's do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::fs;
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{c_int, c_uint, c_void, size_t, socklen_t, ssize_t};
 
@@ -19,11 +18,27 @@ use crate::next::next;
 /// Messages that a socket has not received yet.
 type Replies = VecDeque<Vec<u8>>;
 
-/// The sockets of this library, by address.
-static SOCKETS: Mutex<BTreeMap<usize, Replies>> = Mutex::new(BTreeMap::new());
+/// A socket of this library. The first 16 bytes are those of `struct mnl_socket`, whose descriptor
+/// is never negative. As in libmnl, one thread at a time uses a socket.
+#[repr(C)]
+struct Socket {
+    mark: [c_int; 4],
+    replies: Replies,
+}
 
-fn sockets() -> MutexGuard<'static, BTreeMap<usize, Replies>> {
-    SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
+/// An invalid descriptor, and arbitrary numbers.
+const MARK: [c_int; 4] = [-1, 0x726e_6963, 0x6d6e_6c00, 0x736f_636b];
+
+/// Returns a socket of this library; `None` for one of libmnl.
+///
+/// # Safety
+///
+/// `socket` must be null, or a socket of this library or of libmnl that no other thread uses.
+unsafe fn own<'a>(socket: *mut c_void) -> Option<&'a mut Socket> {
+    // SAFETY: both kinds of sockets begin with 16 bytes, aligned as `int`.
+    let mark = unsafe { socket.cast::<[c_int; 4]>().as_ref() };
+    // SAFETY: only `mnl_socket_open` below allocates a socket with this mark.
+    (mark == Some(&MARK)).then(|| unsafe { &mut *socket.cast::<Socket>() })
 }
 
 /// Calls `own` with the messages of a socket of this library, and libmnl's function with others.
@@ -36,12 +51,13 @@ macro_rules! replace {
         /// Same as for libmnl's function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(socket: *mut c_void $(, $arg: $type)*) -> $returns {
-            if let Some(replies) = sockets().get_mut(&socket.addr()) {
-                let own: fn(&mut Replies, $($type),*) -> $returns = $own;
-                return own(replies, $($arg),*);
+            // SAFETY: the caller fulfils the requirements of libmnl's function.
+            if let Some(Socket { replies, .. }) = unsafe { own(socket) } {
+                let answer: fn(&mut Replies, $($type),*) -> $returns = $own;
+                return answer(replies, $($arg),*);
             }
             type Call = unsafe extern "C" fn(*mut c_void $(, $type)*) -> $returns;
-            let Some(next) = next!($name: Call) else { return $failed };
+            let Some(next) = next!($name: Call, of c"libmnl.so.0") else { return $failed };
             // SAFETY: the caller fulfils the requirements of libmnl's function.
             unsafe { next(socket $(, $arg)*) }
         }
@@ -55,6 +71,9 @@ replace! {
     fn mnl_socket_get_portid() -> c_uint, else 0, = |_| 1;
     fn mnl_socket_sendto(message: *const c_void, length: size_t) -> ssize_t,
         else -1, = |replies, message, length| {
+        if message.is_null() {
+            return 0;
+        }
         // SAFETY: the program passes a message of this length.
         let request = unsafe { std::slice::from_raw_parts(message.cast::<u8>(), length) };
         *replies = answer(request).unwrap_or_default();
@@ -81,13 +100,10 @@ replace! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mnl_socket_open(bus: c_int) -> *mut c_void {
     if bus == libc::NETLINK_RDMA && fs::read_dir(CLASS).is_ok() {
-        // Begins like libmnl's structure, with a descriptor, which is invalid.
-        let socket: *mut [c_int; 4] = Box::into_raw(Box::new([-1; 4]));
-        sockets().insert(socket.addr(), Replies::new());
-        return socket.cast();
+        return Box::into_raw(Box::new(Socket { mark: MARK, replies: Replies::new() })).cast();
     }
     type Call = unsafe extern "C" fn(c_int) -> *mut c_void;
-    let Some(next) = next!(mnl_socket_open: Call) else { return null_mut() };
+    let Some(next) = next!(mnl_socket_open: Call, of c"libmnl.so.0") else { return null_mut() };
     // SAFETY: libmnl's function has no obligations.
     unsafe { next(bus) }
 }
@@ -99,13 +115,15 @@ pub unsafe extern "C" fn mnl_socket_open(bus: c_int) -> *mut c_void {
 /// Same as for libmnl's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mnl_socket_close(socket: *mut c_void) -> c_int {
-    if sockets().remove(&socket.addr()).is_some() {
-        // SAFETY: `mnl_socket_open` has allocated it with this type, and no thread uses it.
-        drop(unsafe { Box::from_raw(socket.cast::<[c_int; 4]>()) });
+    // SAFETY: the caller fulfils the requirements of libmnl's function.
+    if let Some(own) = unsafe { own(socket) } {
+        // SAFETY: `mnl_socket_open` has allocated it as a box, and the program does not use it
+        // again.
+        drop(unsafe { Box::from_raw(own) });
         return 0;
     }
     type Call = unsafe extern "C" fn(*mut c_void) -> c_int;
-    let Some(next) = next!(mnl_socket_close: Call) else { return -1 };
+    let Some(next) = next!(mnl_socket_close: Call, of c"libmnl.so.0") else { return -1 };
     // SAFETY: the caller fulfils the requirements of libmnl's function.
     unsafe { next(socket) }
 }

@@ -1,5 +1,6 @@
 //! Finds the C library's function that a call was meant for.
 
+use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,32 +13,56 @@ use crate::errno::kept;
 pub(crate) struct Next {
     /// Name, with a terminating zero byte.
     name: &'static str,
+    /// Library in which to look if the program has loaded it for itself (`RTLD_LOCAL`).
+    library: Option<&'static CStr>,
     found: AtomicPtr<c_void>,
 }
 
 impl Next {
-    pub(crate) const fn of(name: &'static str) -> Self {
-        Next { name, found: AtomicPtr::new(null_mut()) }
+    pub(crate) const fn of(name: &'static str, library: Option<&'static CStr>) -> Self {
+        Next { name, library, found: AtomicPtr::new(null_mut()) }
     }
 
     /// Finds the function, and removes the error that a failure leaves for `dlerror(3)`.
     pub(crate) fn find_at_load(&self) {
         kept(|| {
-            if self.find().is_none() {
+            if self.find_next().is_null() {
                 // SAFETY: no obligations. The result is not used.
                 unsafe { libc::dlerror() };
             }
         });
     }
 
+    fn find_next(&self) -> *mut c_void {
+        // SAFETY: the name must end in a zero byte. `next!` appends one.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast()) };
+        // Concurrent calls find the same function.
+        self.found.store(found, Relaxed);
+        found
+    }
+
+    fn find_in_library(&self) -> *mut c_void {
+        let Some(library) = self.library else { return null_mut() };
+        // SAFETY: the name ends in a zero byte. No library is loaded, so no constructor runs.
+        let library =
+            unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if library.is_null() {
+            return null_mut();
+        }
+        // SAFETY: the handle is valid, and the name ends in a zero byte.
+        let found = unsafe { libc::dlsym(library, self.name.as_ptr().cast()) };
+        self.found.store(found, Relaxed);
+        found
+    }
+
     /// Returns the function. Returns `None` and sets `ENOSYS` if no other library has it.
     pub(crate) fn find(&self) -> Option<*const c_void> {
         let mut found = self.found.load(Relaxed);
         if found.is_null() {
-            // SAFETY: the name must end in a zero byte. `next!` appends one.
-            found = kept(|| unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast()) });
-            // Concurrent calls find the same function.
-            self.found.store(found, Relaxed);
+            found = kept(|| self.find_next());
+        }
+        if found.is_null() {
+            found = kept(|| self.find_in_library());
         }
         if found.is_null() {
             // SAFETY: the pointer to this thread's `errno` is valid.
@@ -47,12 +72,18 @@ impl Next {
     }
 }
 
-/// Returns the next function of a name, as a function of this type. It is found when the library is
+/// Returns the next function of a name, as a function of this type. `of` names its library if a
+/// program may load it with `dlopen(3)`. The function is found when this library is
 /// loaded: a later `dlsym(3)` would clear the program's `dlerror(3)` and take the loader's lock.
 /// Only constructors of libraries that are initialised earlier still cause one.
 macro_rules! next {
-    ($name:ident: $call:ty) => {{
-        static NEXT: $crate::next::Next = $crate::next::Next::of(concat!(stringify!($name), "\0"));
+    ($name:ident: $call:ty) => { $crate::next::next!(@ $name: $call, None) };
+    ($name:ident: $call:ty, of $library:literal) => {
+        $crate::next::next!(@ $name: $call, Some($library))
+    };
+    (@ $name:ident: $call:ty, $library:expr) => {{
+        static NEXT: $crate::next::Next =
+            $crate::next::Next::of(concat!(stringify!($name), "\0"), $library);
         #[used]
         #[unsafe(link_section = ".init_array")]
         static AT_LOAD: extern "C" fn() = {
