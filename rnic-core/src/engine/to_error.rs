@@ -48,13 +48,14 @@ impl Qp {
     /// Returns true if the QP sends posted requests in one of its next turns.
     fn sends_soon(&mut self, expects_stream: bool) -> bool {
         let works = self.send_queue == SendQueue::Works && !self.is_stopped();
-        if !works || !self.rc.as_ref().is_some_and(|rc| rc.begins()) {
-            return false;
-        }
+        let Some(rc) = self.rc.as_ref().filter(|rc| works && rc.begins()) else { return false };
+        // A peer that had a stream may have gone.
+        let is_first = !rc.has_had_stream();
         match self.life.phase() {
             // Requests of an earlier stream fail when the next one begins.
             StreamPhase::Unlinked => {
-                expects_stream && !self.requester.is_under_way() && self.requester.has_posted()
+                let is_idle = !self.requester.is_under_way();
+                expects_stream && is_first && is_idle && self.requester.has_posted()
             }
             StreamPhase::AwaitFirstFpdu => self.requester.has_posted(),
             _ => self.is_sending(),

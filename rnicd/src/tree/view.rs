@@ -36,10 +36,14 @@ pub(super) fn of_sets(shared: &[Entry], mut devices: Vec<(&str, &Vec<Entry>)>) -
     let view = |set: u32| {
         let chosen = devices.iter().enumerate().filter(|(n, _)| set >> n & 1 == 1);
         let (names, own): (Vec<_>, Vec<_>) = chosen.map(|(_, device)| *device).unzip();
-        of(&names.join(","), shared.iter().chain(own.into_iter().flatten()))
+        let name = names.join(",");
+        let fits = name.len() <= MAX_NAME;
+        fits.then(|| of(&name, shared.iter().chain(own.into_iter().flatten())))
     };
-    sets.flat_map(view).collect()
+    sets.filter_map(view).flatten().collect()
 }
 
+/// `NAME_MAX` of a file name.
+const MAX_NAME: usize = 255;
 /// Maximum number of devices for which each set has a view: 26 views of several devices.
 const MAX_DEVICES: usize = 5;

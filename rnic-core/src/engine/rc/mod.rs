@@ -89,6 +89,11 @@ impl RcState {
         }
     }
 
+    /// Returns true if the QP has had a stream.
+    pub(super) fn has_had_stream(&self) -> bool {
+        self.peer.is_some()
+    }
+
     /// Returns true if the QP may begin posted requests.
     pub(super) fn begins(&self) -> bool {
         self.state() == QpState::Rts

@@ -193,7 +193,8 @@ impl Manager {
                 let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
                 // Only for requests that the client has seen and neither accepted nor rejected.
                 if session.requests.remove(&request).is_some() {
-                    session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
+                    let event = Event::RequestWithdrawn { listener, context, request, reason };
+                    session.tell_in_order(event);
                 }
             }
             CmEvent::NoRequest { listener, reason } => self.no_request(listener, reason),

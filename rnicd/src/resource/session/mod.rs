@@ -178,13 +178,11 @@ impl Session {
         let _ = self.events.send(event);
     }
 
-    /// Sends an event of a connection, after those that are held.
+    /// Sends an event of a connection, after those that are held. If many are held, sends them at
+    /// once: their channel limits unread events.
     pub fn tell_in_order(&mut self, event: Event) {
-        if self.held_events.is_empty() {
-            self.tell(&event);
-        } else {
-            self.held_events.push_back((None, event));
-        }
+        self.held_events.push_back((None, event));
+        self.send_unheld_events();
     }
 
     /// Holds an event of a connection until a ticket is done, and with it the later ones.
@@ -197,7 +195,13 @@ impl Session {
         for (waits, _) in &mut self.held_events {
             *waits = waits.filter(|waits| *waits != ticket);
         }
-        while let Some((_, event)) = self.held_events.pop_front_if(|(waits, _)| waits.is_none()) {
+        self.send_unheld_events();
+    }
+
+    fn send_unheld_events(&mut self) {
+        let too_many = self.held_events.len() > MAX_HELD_EVENTS;
+        let next = |(waits, _): &mut (Option<Ticket>, Event)| too_many || waits.is_none();
+        while let Some((_, event)) = self.held_events.pop_front_if(next) {
             self.tell(&event);
         }
     }
@@ -216,6 +220,9 @@ pub struct Undecided {
     /// Address of the peer.
     pub peer: IpAddr,
 }
+
+/// Maximum number of events that wait for a worker.
+const MAX_HELD_EVENTS: usize = 1024;
 
 pub fn client_row(s: &Session) -> ClientRow {
     let used = s.account.amounts();
