@@ -35,15 +35,23 @@ __attribute__((unused)) static void begin_call(void)
     errno = 0;
 }
 
+// Returns whether a text contains a reason: a line that begins with the name of a function.
+__attribute__((unused)) static int names_function(const char *text)
+{
+    for (const char *end; (end = strchr(text, '\n')); text = end + 1) {
+        if (!strncmp(text, "rnic: ibv_", 10) || !strncmp(text, "rnic: rdma_", 11))
+            return 1;
+    }
+    return 0;
+}
+
 // Requires a reason for the last call, with the name of the function. EAGAIN is not a refusal.
 __attribute__((unused)) static void has_reason(int line, const char *call, int number)
 {
     char text[512] = "";
     if (reasons < 0 || number == EAGAIN)
         return;
-    ssize_t length = pread(2, text, sizeof text - 1, reasons);
-    int has_name = !strncmp(text, "rnic: ibv_", 10) || !strncmp(text, "rnic: rdma_", 11);
-    if (length > 0 && has_name && strchr(text, '\n') > strchr(text + 6, ':'))
+    if (pread(2, text, sizeof text - 1, reasons) > 0 && names_function(text))
         return;
     printf("line %d: %s is refused without a reason\n", line, call);
     wrong++;
