@@ -371,6 +371,22 @@ fn rules_of_a_profile_concern_its_devices() {
     }
 }
 
+/// A rule of the profile has no precedence over one of a user.
+#[test]
+fn rules_of_users_precede_those_of_a_profile() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/fault_rules.c", scratch.path()) else { return };
+    let profile = scratch.path().join("slow.toml");
+    let rules = "transport = \"roce\"\nrules = [\"do=hold-completion by=1us\"]\n";
+    std::fs::write(&profile, rules).unwrap();
+    let port = ports::unused_port();
+    let daemon = Daemon::start(&format!("[wired]\nport = {port}\nprofile = {profile:?}\n"));
+    let mut command = verbs::command(&program, &daemon);
+    command.args(["write", "wc"]).env("RNIC_FAULTS", "do=hold-completion by=1us name=mine");
+    assert_eq!(Process::start(command).succeed(), ["wc 0"]);
+    assert_ne!(daemon.json(&["fault", "log"]).as_array().unwrap().len(), 0);
+}
+
 #[test]
 fn exec_sets_the_rules_of_a_file() {
     let scratch = tempfile::tempdir().unwrap();

@@ -14,16 +14,19 @@ use rnic_abi::faults::{Action, FaultName, Opcode, Point};
 use rnic_abi::types::Time;
 
 impl Qp {
-    /// Replaces the rules of the QP.
+    /// Replaces the rules of the QP. A rule that ends releases what it holds, and with it what
+    /// other rules hold.
     pub(super) fn set_faults(&mut self, rules: Vec<Arc<ArmedFault>>, engine: &mut EngineState) {
-        let actions = || rules.iter().map(|rule| rule.rule.action);
-        let holds_completions =
-            actions().any(|action| matches!(action, Action::HoldCompletion { .. }));
-        if !holds_completions {
+        let old = self.core.faults.as_ref().map_or(&[][..], |faults| &faults.rules[..]);
+        let ends = |rule: &&Arc<ArmedFault>| !rules.iter().any(|new| Arc::ptr_eq(rule, new));
+        let ended = || old.iter().filter(ends).map(|rule| rule.rule.action);
+        let held_completions =
+            ended().any(|action| matches!(action, Action::HoldCompletion { .. }));
+        let held_events = ended().any(|action| matches!(action, Action::HoldEvent { .. }));
+        if held_completions {
             self.core.publish_held(true, engine);
         }
-        let holds_events = actions().any(|action| matches!(action, Action::HoldEvent { .. }));
-        if !holds_events {
+        if held_events {
             self.core.send_held_events(true, engine);
         }
         if rules.is_empty() {

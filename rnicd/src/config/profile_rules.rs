@@ -11,9 +11,6 @@ pub struct ProfileRules(Vec<FaultRule>);
 impl ProfileRules {
     /// Parses the rules. A profile has no rule about requests that fail, nor about single programs.
     pub(super) fn new(written: Vec<String>) -> Result<Self, String> {
-        if written.len() > MAX_RULES {
-            return Err(format!("has more than {MAX_RULES} rules"));
-        }
         let mut rules = Vec::new();
         for text in written {
             let parsed = FaultRule::parse_all(&text).map_err(|e| format!("{text:?}: {e}"))?;
@@ -32,6 +29,9 @@ impl ProfileRules {
                 rules.push(rule);
             }
         }
+        if rules.len() > MAX_RULES {
+            return Err(format!("has more than {MAX_RULES} rules"));
+        }
         Ok(ProfileRules(rules))
     }
 
@@ -48,7 +48,7 @@ impl fmt::Display for ProfileRules {
     }
 }
 
-/// Maximum number of texts. Each completion is compared with the rules.
+/// Maximum number of rules. Each completion is compared with the rules.
 const MAX_RULES: usize = 16;
 
 #[cfg(test)]

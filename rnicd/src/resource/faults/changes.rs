@@ -136,7 +136,10 @@ impl Manager {
             | R::ConnectRc { qp, .. }
             | R::Accept { qp, .. }
             | R::AcceptRc { qp, .. } => {
-                session.qps.get(qp).is_some_and(|qp| self.is_on(qp, device))
+                // A RoCE QP that has neither a name nor a GID may be for another device.
+                let is_known =
+                    |qp: &&Qp| !qp.device.is_empty() || qp.rc.is_some() || !qp.kind.is_roce();
+                session.qps.get(qp).filter(is_known).is_some_and(|qp| self.is_on(qp, device))
             }
             _ => false,
         };

@@ -44,6 +44,11 @@ struct SessionRule {
     of_profile: Option<DeviceKind>,
 }
 
+/// Returns true if a rule is not of the profile.
+fn has_users_rules(rules: &[SessionRule]) -> bool {
+    rules.iter().any(|rule| rule.of_profile.is_none())
+}
+
 /// The rules of a QP.
 #[derive(Default)]
 struct RulesOfQp {
@@ -54,8 +59,9 @@ struct RulesOfQp {
 }
 
 impl Manager {
-    /// Gives each QP its rules if they have changed. Visits only QPs of sessions that have rules or
-    /// had some, so that the rules of a user cost other users nothing.
+    /// Gives each QP its rules if they have changed. Visits only QPs of sessions that have rules of
+    /// users or had some, so that the rules of a user cost other users nothing. Rules of the
+    /// profile do not change.
     pub(in crate::resource) fn refresh_stale_faults(&mut self) {
         if !std::mem::take(&mut self.faults.are_stale) {
             return self.release_requests();
@@ -65,8 +71,9 @@ impl Manager {
         for id in ids {
             let rules = self.rules_of(id);
             let Some(session) = self.sessions.get_mut(&id) else { continue };
-            let had_rules = std::mem::replace(&mut session.has_faults, !rules.is_empty());
-            if !had_rules && rules.is_empty() {
+            let has_rules = has_users_rules(&rules);
+            let had_rules = std::mem::replace(&mut session.has_faults, has_rules);
+            if !had_rules && !has_rules {
                 continue;
             }
             self.publish_ruled_calls(id);
@@ -87,7 +94,7 @@ impl Manager {
         let Some(id) = self.handles.qps.owner(qp.0) else { return };
         let rules = self.rules_of(id);
         if let Some(session) = self.sessions.get_mut(&id) {
-            session.has_faults |= !rules.is_empty();
+            session.has_faults |= has_users_rules(&rules);
         }
         self.give_rules(id, qp, &rules);
     }
@@ -101,7 +108,10 @@ impl Manager {
             lasts: rule.lasts,
             of_profile: rule.of_profile,
         };
-        selected.map(rule).collect()
+        let mut rules: Vec<_> = selected.map(rule).collect();
+        // The first rule that strikes acts, so those of users must precede those of the profile.
+        rules.sort_by_key(|rule| rule.of_profile.is_some());
+        rules
     }
 
     fn give_rules(&mut self, id: SessionId, qp: QpId, rules: &[SessionRule]) {

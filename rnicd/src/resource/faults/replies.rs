@@ -65,13 +65,15 @@ impl Manager {
         }
         let context = object.shared.context.load(Relaxed);
         let kind = object.kind;
+        // An id of RDMA_PS_TCP may have a UD QP: programs that wire their own QPs pass any.
+        let is_for_ud = self.cm.is_for_ud(request);
         self.cm.reject_unasked(request, &rule.rule.data, now);
         let text = "the connection request was rejected";
         self.record_fault(id, rule.name, Some(qp), text, now);
         let reason = rule_of_fault(rule.name);
         let event = match kind {
             // The program serves further requests with the QP.
-            QpType::Ud => return true,
+            _ if is_for_ud => return true,
             kind if kind.is_roce() => {
                 let private_data = vec![0; REJECT_DATA];
                 Event::RcRejected { qp, context, reason: Reason::CONSUMER.0, private_data }

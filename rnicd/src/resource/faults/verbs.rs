@@ -11,6 +11,7 @@ use rnic_core::engine::rule_of_fault;
 use super::held::{HeldReply, Later};
 use crate::resource::Manager;
 use crate::resource::answer::{Outcome, Refused};
+use crate::resource::qp::Qp;
 
 impl Manager {
     /// Evaluates the rules of a request. Returns its answer if a rule gives one.
@@ -27,6 +28,8 @@ impl Manager {
         let verb = Verb::of_request(asked.name)?;
         let session = self.sessions.get(&id)?;
         let object = asked.qp.and_then(|qp| session.qps.get(&qp));
+        let is_rc = asked.name == "AcceptRc";
+        let is_iwarp = |qp: &Qp| qp.kind == QpType::Iwarp;
         let selects = |rule: &super::Rule| {
             let FaultRule { select, action, point, .. } = &rule.armed.rule;
             // A call of the library that no rule concerns costs no request.
@@ -37,7 +40,7 @@ impl Manager {
             *point == Point::Verb
                 && is_of_verb
                 && rule.selects(session)
-                && (!action.holds_reply() || object.is_some_and(|qp| qp.kind != QpType::Ud))
+                && (!action.holds_reply() || is_rc || object.is_some_and(is_iwarp))
                 && is_of_event(*action, asked)
                 && self.selects_request(select, session, asked)
         };
@@ -66,7 +69,8 @@ impl Manager {
                 }
                 Action::Reject { .. } | Action::Unreachable { .. } => {
                     let Some(qp) = asked.qp else { continue };
-                    let event = self.failed_connect(qp, number, &rule_of_fault(name));
+                    let is_rc = asked.name == "ConnectRc";
+                    let event = self.failed_connect(qp, is_rc, number, &rule_of_fault(name));
                     let by = if let Action::Unreachable { by, .. } = action {
                         by
                     } else {
@@ -109,12 +113,11 @@ impl Manager {
     }
 
     /// Returns the event of a connection attempt that fails.
-    fn failed_connect(&mut self, qp: QpId, number: u64, why: &str) -> Option<Event> {
+    fn failed_connect(&mut self, qp: QpId, is_rc: bool, number: u64, why: &str) -> Option<Event> {
         let rule = self.faults.rules.get(&number)?.armed.clone();
         let FaultRule { action, data, .. } = &rule.rule;
         let (_, object) = self.qp_of(qp)?;
         let context = object.shared.context.load(std::sync::atomic::Ordering::Relaxed);
-        let is_rc = object.kind.is_roce() && object.kind != QpType::Ud;
         Some(match *action {
             Action::Reject { reason } if is_rc => {
                 let mut private_data = data.clone();

@@ -169,7 +169,8 @@ fn a_flush_publishes_held_completions_first() {
 #[test]
 fn clearing_a_rule_publishes_held_completions() {
     for (mut w, which) in pairs() {
-        for left in ["", "do=corrupt-crc nth=1000000"] {
+        let left = ["", "do=corrupt-crc nth=1000000", "do=hold-completion by=1h opcode=read"];
+        for left in left {
             set(&mut w, A, "do=hold-completion by=1h");
             send(&mut w, 1);
             assert_eq!(w.completions(A), [""; 0], "{which}");
