@@ -64,7 +64,7 @@ pub enum FileError {
         /// Number of the table in the file, from 1.
         number: usize,
         /// The error.
-        error: FaultError,
+        error: Box<FaultError>,
     },
 }
 
@@ -119,7 +119,8 @@ pub fn read(path: &Path) -> Result<Vec<String>, FileError> {
             (key, value)
         });
         let rule = FaultRule::of_pairs(pairs);
-        let failed = |error| FileError::Rule { path: path.to_owned(), number, error };
+        let failed =
+            |error| FileError::Rule { path: path.to_owned(), number, error: Box::new(error) };
         rule.map(|rule| rule.text).map_err(failed)
     });
     rules.collect()
