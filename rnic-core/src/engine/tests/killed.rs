@@ -121,3 +121,23 @@ fn a_write_after_a_lost_read_is_flushed() {
         assert_eq!(w.completions(A), expected, "{wiring:?}");
     }
 }
+
+/// The last acknowledgement is not sent if the batch with the end of a response is discarded.
+#[test]
+fn no_acknowledgement_inside_a_response() {
+    for wiring in Wiring::both() {
+        let mut w = linked(wiring);
+        let own = w.any_mr(A, 400_000);
+        let source = w.any_mr(B, 400_000);
+        let lost = gone(&mut w, B);
+        w.recv(B, 9, &[source.sge(0..8)]);
+        let long = Wr::read(2, own.all(), &source, 0);
+        w.post(A, &[Wr::send(1, &[own.sge(0..8)]), long, Wr::read(3, own.sge(0..8), &lost, 0)]);
+        assert_eq!(w.state(B), QpState::Error, "{wiring:?}");
+        w.advance(ms(1500));
+        let done = w.completions(A);
+        let succeeded = |text: &&String| ["1 Send", "2 RdmaRead 400000"].contains(&text.as_str());
+        let failed = done.iter().find(|text| !succeeded(text)).map_or("", String::as_str);
+        assert!(failed.ends_with("TransportRetryExceeded"), "{wiring:?}: {done:?}");
+    }
+}

@@ -47,6 +47,8 @@ pub(in crate::engine) struct TcpLink {
     /// Number of framed bytes, and of bytes accepted by TCP.
     framed: u64,
     accepted: u64,
+    /// Number of bytes in the batch that is being framed, which `framed` does not include.
+    in_batch: usize,
     /// Bytes that TCP did not accept, from `tail_at` on.
     tail: Vec<u8>,
     tail_at: usize,
@@ -98,6 +100,7 @@ impl TcpLink {
             mulpdu: usize::from(mulpdu(0, n.tx_markers)),
             framed: 0,
             accepted: 0,
+            in_batch: 0,
             tail: Vec::new(),
             tail_at: 0,
             line: DelayLine::default(),

@@ -63,6 +63,7 @@ impl Qp {
         };
         let zero_copy = !had_tail && self.sends_without_copy(engine);
         let Some(tcp) = self.link.tcp_mut() else { return Transmit::Idle };
+        tcp.in_batch = 0;
         tcp.framed += produced as u64;
         let has_tail = !tcp.tail().is_empty();
         let result = if zero_copy {
@@ -168,6 +169,7 @@ impl Qp {
         let mut used = 0;
         loop {
             let Some(tcp) = self.link.tcp_mut() else { return (used, false) };
+            tcp.in_batch = used;
             if used >= tcp.batch.min(most)
                 || self.core.turn.is_over()
                 || slab.len() - used < MAX_FPDU
@@ -435,7 +437,7 @@ impl TcpLink {
     }
 
     /// Frames the last ACK of an RC QP that leaves its stream. Returns `None` if the peer has sent
-    /// no whole Send, or if earlier FPDUs are unsent.
+    /// no whole Send, or if earlier FPDUs are unsent: these may contain the end of a message.
     pub(in crate::engine) fn final_notice(&mut self) -> Option<Vec<u8>> {
         let (stag, to) = Notice::Done(self.inbound.last_send()?).target();
         self.final_fpdu(&self.empty_write(stag, to), &[])
@@ -446,7 +448,7 @@ impl TcpLink {
             return None;
         }
         let mut bytes = self.take_line();
-        if self.has_unsent() {
+        if self.has_unsent() || self.in_batch > 0 {
             return None;
         }
         let from = bytes.len();
