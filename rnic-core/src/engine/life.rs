@@ -1,8 +1,8 @@
 //! Life cycle of a QP's stream: its phase, the reason for its end, and the events and records of
 //! both.
 //!
-//! The first fault of a stream is the reason for every later flush, so the number of its record is
-//! kept here. Records of other events go to a separate part of the log, so that they evict no
+//! The first fault of a stream is the reason for all later flushes. This module holds the number of
+//! its record. Records of other events go to a separate part of the log, so that they evict no
 //! fault.
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -255,13 +255,20 @@ impl Engine {
             if outcome == Transmit::More {
                 engine.wake(&mut qp.core);
             }
-            if qp.core.moves_to_error {
+            if qp.core.moves_to_error.is_some() {
                 qp.end_if_sent(engine);
             }
             outcome
         });
         self.tx_slab = slab;
         outcome.unwrap_or(Transmit::Idle)
+    }
+
+    /// Returns true if a fault rule has stopped a QP, which then neither sends nor receives.
+    pub fn is_stopped(&self, qp: QpId) -> bool {
+        let key = self.by_id.get(&qp);
+        let qp = key.and_then(|key| self.qps[*key as usize].as_ref());
+        qp.is_some_and(|qp| qp.is_stopped())
     }
 
     /// Reads from a QP's socket with one call of `recv` (end of stream is `Ok(0)`) and handles the

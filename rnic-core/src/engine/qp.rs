@@ -143,7 +143,7 @@ impl Qp {
             faults: Faults::new(config.faults),
             stopped: config.stopped,
             peer_stopped: None,
-            moves_to_error: false,
+            moves_to_error: None,
             order: None,
         };
         let missing = core.transport.missing_receive(config.rnr_timeout);

@@ -10,7 +10,7 @@ use crate::device::memory::Target;
 use crate::device::stag::{Principal, RemoteFault, StagTable};
 use crate::device::{Cq, QpShared};
 use rnic_abi::faults::FaultName;
-use rnic_abi::types::{Access, PdId, QpId, SessionId, Stag};
+use rnic_abi::types::{Access, PdId, QpId, SessionId, Stag, Time};
 
 /// Identity, queues and turn of a QP.
 pub(super) struct QpCore {
@@ -36,8 +36,9 @@ pub(super) struct QpCore {
     pub stopped: Option<FaultName>,
     /// The fault rule that has stopped the other end of a direct connection.
     pub peer_stopped: Option<FaultName>,
-    /// Its program moves it to Error, which it enters once it has sent what it can send.
-    pub moves_to_error: bool,
+    /// Its program moves it to Error: the latest time at which it enters that state. It enters it
+    /// earlier if it has sent all posted requests.
+    pub moves_to_error: Option<Time>,
     /// Incoming data that is not placed yet. `None` places it in strict order.
     pub order: Option<Box<PendingSet>>,
 }

@@ -14,8 +14,8 @@ use rnic_abi::faults::{Action, FaultName, Opcode, Point};
 use rnic_abi::types::Time;
 
 impl Qp {
-    /// Replaces the rules of the QP. A rule that ends releases what it holds, and with it what
-    /// other rules hold.
+    /// Replaces the rules of the QP. If a rule ends, the completions and events that it and other
+    /// rules hold are released.
     pub(super) fn set_faults(&mut self, rules: Vec<Arc<ArmedFault>>, engine: &mut EngineState) {
         let old = self.core.faults.as_ref().map_or(&[][..], |faults| &faults.rules[..]);
         let ends = |rule: &&Arc<ArmedFault>| !rules.iter().any(|new| Arc::ptr_eq(rule, new));

@@ -173,7 +173,7 @@ impl Qp {
             self.life.set_end_reason(DisconnectReason::Aborted);
             let notified = self.send_last_ack(engine);
             // A reset would discard the messages that were just sent.
-            let in_order = self.core.moves_to_error && !self.is_inside_message();
+            let in_order = self.core.moves_to_error.is_some() && !self.is_inside_message();
             self.finish(engine, !notified && !in_order);
             return;
         }

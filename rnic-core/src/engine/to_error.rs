@@ -3,8 +3,8 @@
 //!
 //! An adapter has usually sent the requests that were posted before, although the standard leaves
 //! it open, and programs rely on it: they send a last message and disconnect. So a QP first takes a
-//! turn, and moves to Error once it has sent what it can send: it waits neither for a receive of
-//! the peer nor for room in the socket. Time is limited to [`MAX_WAIT`].
+//! turn, and moves to Error after it has sent the posted requests. It waits neither for a receive
+//! of the peer nor for room in the socket, and at most [`MAX_WAIT`].
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Qp {
         if self.life.phase().flushes() {
             return false;
         }
-        self.core.moves_to_error = true;
+        self.core.moves_to_error = Some(engine.now.after(MAX_WAIT));
         if self.sends_soon(expects_stream) {
             self.restart_clock(engine);
         } else {
@@ -67,7 +67,7 @@ impl Qp {
         self.life.phase().sends() && (self.core.turn.wanted || self.requester.is_fetching())
     }
 
-    /// Moves the QP to Error after a turn if it has sent what it can send.
+    /// Moves the QP to Error after a turn if it has nothing more to send.
     #[cold]
     pub(super) fn end_if_sent(&mut self, engine: &mut EngineState) {
         if self.life.phase().sends() && !self.is_sending() {
@@ -77,7 +77,7 @@ impl Qp {
 
     /// Reports that the QP is in Error or gone, if its program waits for that.
     pub(super) fn report_error_state(&mut self, engine: &mut EngineState) {
-        if std::mem::take(&mut self.core.moves_to_error) {
+        if self.core.moves_to_error.take().is_some() {
             engine.outputs.push_back(Output::InError(self.core.id));
         }
     }

@@ -102,20 +102,16 @@ impl Engine {
 
     /// Takes a turn of a QP at once: its last one before it is destroyed or moves to Error, so that
     /// posted requests are sent as far as possible, as a RoCE adapter would have done by now. The
-    /// user is charged for the turn as for any other. There is no turn if the QP must still repay
-    /// earlier ones.
+    /// user is charged for the turn as for any other. A QP that must still repay earlier turns has
+    /// to wait for the next one.
     pub fn take_turn_now(&mut self, id: QpId, now: Time) -> Option<Work> {
         self.state.now = now;
         let key = *self.by_id.get(&id)?;
         let mut qp = self.qps[key as usize].take()?;
         let turn = &mut qp.core.turn;
         turn.deficit = (turn.deficit + QUANTUM).min(self.state.schedule.quantum());
-        let work = if turn.is_over() {
-            None
-        } else {
-            turn.wanted = true;
-            self.take_turn(&mut qp)
-        };
+        turn.wanted = true;
+        let work = self.take_turn(&mut qp);
         self.qps[key as usize] = Some(qp);
         self.deliver_pending();
         work
@@ -154,7 +150,7 @@ impl Engine {
             qp.watch(&mut self.state);
             if work.is_none() {
                 qp.settle_emulation(&mut self.state);
-                if qp.core.moves_to_error {
+                if qp.core.moves_to_error.is_some() {
                     qp.end_if_sent(&mut self.state);
                 }
             }

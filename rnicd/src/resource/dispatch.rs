@@ -161,8 +161,8 @@ impl Manager {
     /// Processes reports from other threads and the connection manager.
     pub fn settle(&mut self) {
         let datagrams = self.workers.take_management();
-        // A message that a peer has sent before a datagram has been reported by now, and must count
-        // before it: the first message replaces a lost RTU, even if DREQ has arrived too.
+        // If a worker has reported the first message of a peer, it replaces a lost RTU even if DREQ
+        // has arrived too, so it must be handled first.
         self.handle_notifications();
         self.handle_management(datagrams);
         while let Some(event) = self.cm.poll_event() {

@@ -87,7 +87,7 @@ pub enum Command {
         /// It may soon have a stream, for which posted requests wait.
         expects_stream: bool,
     },
-    /// Handles what the socket of a QP holds, as far as the QP may receive, but not without bound.
+    /// Reads the socket of a QP, at most four times, and handles the messages.
     ReadAll(QpId),
     /// Adds a UDP socket for datagrams.
     AddDatagramSocket {

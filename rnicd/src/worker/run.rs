@@ -500,9 +500,11 @@ impl Worker {
                 for _ in 0..MAX_READS {
                     // Handles bytes that were read earlier.
                     self.take_turn_now(qp, now);
-                    if !self.receive(qp, now) {
+                    if self.engine.is_stopped(qp) || !self.receive(qp, now) {
                         break;
                     }
+                    // The events of a message precede that of the end of its connection.
+                    self.run_outputs();
                 }
             }
             Command::AddDatagramSocket { socket, at } => {

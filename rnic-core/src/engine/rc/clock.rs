@@ -18,10 +18,10 @@ use crate::engine::requester::RequestError;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::state::EngineState;
-use crate::engine::to_error::MAX_WAIT;
 use crate::engine::transport::Transport;
 use rnic_abi::abi::control::DisconnectMode;
 use rnic_abi::faults::FaultName;
+use rnic_abi::types::Time;
 
 impl Qp {
     /// Starts or stops the clock of requests that are posted or in flight. Called after each
@@ -37,10 +37,8 @@ impl Qp {
     #[inline]
     pub(in crate::engine) fn restart_clock(&mut self, engine: &mut EngineState) {
         let Some(rc) = &self.rc else { return };
-        // An answer about other requests extends neither the time for a receive nor the time before
-        // the QP moves to Error.
-        let runs = rc.clock.map(|(wait, _)| wait);
-        if !matches!(runs, Some(Wait::Receive | Wait::Error)) {
+        // An answer about other requests does not extend the time for a receive.
+        if !rc.clock.is_some_and(|(wait, _)| wait == Wait::Receive) {
             self.stop_clock(engine);
         }
         self.set_clock(engine);
@@ -63,7 +61,7 @@ impl Qp {
 
     fn set_clock(&mut self, engine: &mut EngineState) {
         self.emit_drained(engine);
-        let wanted = self.time_left();
+        let wanted = self.time_left(engine.now);
         let Some(rc) = &mut self.rc else { return };
         let due = Due::RcClock(self.core.key);
         let runs = rc.clock.map(|(wait, _)| wait);
@@ -95,12 +93,12 @@ impl Qp {
     }
 
     /// Returns the current wait and its time limit, or `None` without a wait or limit.
-    fn time_left(&mut self) -> Option<(Wait, Duration)> {
+    fn time_left(&mut self, now: Time) -> Option<(Wait, Duration)> {
         let sends = self.send_queue == SendQueue::Works;
         let transport = self.core.transport;
         let is_stopped = self.stopped_by().is_some();
-        if self.core.moves_to_error {
-            return Some((Wait::Error, MAX_WAIT));
+        if let Some(deadline) = self.core.moves_to_error {
+            return Some((Wait::Error, deadline.since(now)));
         }
         let Qp { rc: Some(rc), requester, responder, life, link, .. } = self else {
             return None;

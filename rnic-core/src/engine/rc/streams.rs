@@ -86,7 +86,7 @@ impl Qp {
     /// Ends the stream and keeps the QP. On RC, requests in flight fail when another stream begins
     /// or the time limit passes. Posted requests wait for another stream until the time limit.
     pub(in crate::engine) fn unlink(&mut self, engine: &mut EngineState, reset: bool, why: &str) {
-        if self.core.moves_to_error {
+        if self.core.moves_to_error.is_some() {
             return self.disconnect(engine, DisconnectMode::Abort);
         }
         self.end_order(engine);

@@ -134,6 +134,25 @@ fn error_waits_for_the_copier() {
     }
 }
 
+/// A message of the peer does not extend the time.
+#[test]
+fn wait_for_the_copier_is_limited() {
+    let mut w = linked(Wiring::tcp());
+    w.kind = MemoryKind::ThroughCopier;
+    let a = w.any_mr(A, 64);
+    w.answer_copies = false;
+    // The first Send finds no receive.
+    w.push(A, &[Wr::send(1, &[]), Wr::send(2, &[a.all()])]);
+    w.move_to_error(A, false);
+    w.advance(ms(400));
+    still_works(&w);
+    w.recv(B, 1, &[]);
+    w.settle();
+    still_works(&w);
+    w.advance(ms(100));
+    assert_eq!(w.in_error, [w.qps[A].id]);
+}
+
 #[test]
 fn destruction_ends_the_wait() {
     let mut w = unlinked(false);

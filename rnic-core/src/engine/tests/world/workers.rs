@@ -146,13 +146,6 @@ impl World {
         worked
     }
 
-    fn is_stopped(&self, engine: usize, qp: QpId) -> bool {
-        let engine = &self.engines[engine];
-        let key = engine.by_id.get(&qp);
-        let qp = key.and_then(|key| engine.qps[*key as usize].as_ref());
-        qp.is_some_and(|qp| qp.is_stopped())
-    }
-
     /// Reads a QP's socket once, unless it is closed, paused or stopped.
     fn receive(&mut self, engine: usize, qp: QpId) -> Option<Receive> {
         let now = self.now;
@@ -160,7 +153,7 @@ impl World {
         if self.paused.contains(&(link, end)) {
             return None;
         }
-        if self.is_stopped(engine, qp) {
+        if self.engines[engine].is_stopped(qp) {
             // A stopped QP has no turns in which a worker would read.
             return Some(Receive::WouldBlock);
         }
