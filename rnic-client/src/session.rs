@@ -174,8 +174,8 @@ impl Session {
         }
     }
 
-    /// Asks the daemon whether a rule concerns a call. Without a reply the call is admitted: it
-    /// takes what is left in the queues, and then fails because the session has ended.
+    /// Asks the daemon whether a rule concerns a call. If the session has ended, the call is
+    /// admitted, so that it can still take completions from the queues.
     #[cold]
     fn ask(&self, call: LibraryCall) -> Result<bool, Error> {
         match self.request(RequestBody::Call(call)) {

@@ -128,21 +128,20 @@ impl Manager {
             return Ok(());
         }
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
-        let is_on = |device: &String| match body {
-            R::CreateQp(request) => request.device == *device,
+        // A RoCE QP that has neither a name nor a GID may be for another device.
+        let is_known = |qp: &&Qp| !qp.device.is_empty() || qp.rc.is_some() || !qp.kind.is_roce();
+        let (name, qp) = match body {
+            R::CreateQp(request) => (Some(&request.device), None),
             R::ModifyQp { qp, .. }
             | R::QpToError { qp }
             | R::Connect { qp, .. }
             | R::ConnectRc { qp, .. }
             | R::Accept { qp, .. }
-            | R::AcceptRc { qp, .. } => {
-                // A RoCE QP that has neither a name nor a GID may be for another device.
-                let is_known =
-                    |qp: &&Qp| !qp.device.is_empty() || qp.rc.is_some() || !qp.kind.is_roce();
-                session.qps.get(qp).filter(is_known).is_some_and(|qp| self.is_on(qp, device))
-            }
-            _ => false,
+            | R::AcceptRc { qp, .. } => (None, session.qps.get(qp).filter(is_known)),
+            _ => return Ok(()),
         };
+        let is_on =
+            |device: &String| name == Some(device) || qp.is_some_and(|qp| self.is_on(qp, device));
         let removes = |rule: &&Rule| {
             let action = rule.armed.rule.action;
             matches!(action, Action::Change { change: Change::Removal, .. })
