@@ -17,6 +17,7 @@ mod names;
 mod object;
 mod opcode;
 pub mod order;
+mod reject;
 mod rule;
 mod scope;
 mod select;

@@ -2,10 +2,10 @@
 
 use super::MAX_RULE_LEN;
 use super::action::{Action, Point};
-use super::cm_event::private_data;
 use super::error::FaultError;
 use super::name::FaultName;
 use super::object::Object;
+use super::reject::private_data;
 use super::scope::Scope;
 use super::select::{self, Selector};
 use super::trigger::{self, Trigger};

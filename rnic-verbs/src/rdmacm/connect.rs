@@ -132,9 +132,9 @@ impl IdBody {
     }
 
     /// Ends the connection (`rdma_disconnect(3)`). Posted requests of an iWARP QP are sent for at
-    /// most [`DISCONNECT_GRACE`]. An RC or UC QP of the id is first moved to ERR, which sends what
-    /// it can and flushes the rest. A connection in progress ends once it is established. An
-    /// undecided request stays undecided. Ids of `RDMA_PS_UDP` have no connection to end.
+    /// most [`DISCONNECT_GRACE`]. An RC or UC QP of the id is first moved to ERR, which sends the
+    /// posted requests and flushes the rest. A connection in progress ends once it is established.
+    /// An undecided request stays undecided. Ids of `RDMA_PS_UDP` have no connection to end.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         if self.is_rc() && self.may_disconnect() {
             self.own_qp_to_error()?;
