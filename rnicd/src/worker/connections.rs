@@ -12,7 +12,7 @@ use mio::{Interest, Registry, Token};
 use rnic_abi::types::{QpId, SessionId, Time};
 use rnic_core::engine::Engine;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::SendFlags;
+use rustix::net::{RecvFlags, SendFlags};
 use slab::Slab;
 use socket2::SockRef;
 
@@ -95,6 +95,19 @@ impl Connection {
             None => engine.handle_peer_closing(self.qp, now),
         }
         error.is_some()
+    }
+
+    /// Discards up to [`DISCARDED`] received bytes. If unread bytes remain, closing resets the
+    /// connection (RFC 1122 section 4.2.2.13), and sent bytes that have not reached the peer are
+    /// lost.
+    fn discard_received(&self) {
+        let mut bytes = [0; 16 << 10];
+        for _ in 0..DISCARDED / bytes.len() {
+            let read = rustix::net::recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT);
+            if !read.is_ok_and(|(n, _)| n > 0) {
+                return;
+            }
+        }
     }
 
     /// Returns the effective maximum segment size. The kernel changes it as it learns about the
@@ -292,10 +305,11 @@ impl Connections {
     /// Closes a QP's connection, gracefully or with a reset.
     pub(super) fn close(&mut self, qp: QpId, reset: bool) {
         let Some(key) = self.by_qp.get(&qp).copied() else { return };
-        if let Some(Polled::Connection(c)) = self.remove(key)
-            && reset
-        {
+        let Some(Polled::Connection(c)) = self.remove(key) else { return };
+        if reset {
             c.stream.reset();
+        } else {
+            c.discard_received();
         }
     }
 
@@ -333,6 +347,8 @@ impl Connections {
     }
 }
 
+/// Maximum number of bytes read before a connection is closed.
+const DISCARDED: usize = 256 << 10;
 /// Maximum number of connections that count as recently active.
 const HOT: usize = 8;
 /// Time after which the segment size is read again.
@@ -342,9 +358,40 @@ const EMSS_DEFAULT: usize = 536;
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
     use super::*;
+
+    /// Returns the descriptors of a worker, and both ends of a connection, of which QP 7 has the
+    /// first.
+    fn connected() -> (Connections, TcpStream, TcpStream) {
+        let poll = mio::Poll::new().expect("epoll");
+        let mut connections = Connections::new(poll.registry().try_clone().expect("epoll"));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
+        let peer = listener.accept().expect("accept").0;
+        let own = stream.try_clone().expect("a descriptor");
+        connections.add(QpId(7), Socket::own(stream)).expect("watched");
+        (connections, own, peer)
+    }
+
+    #[test]
+    fn unread_bytes_do_not_reset_a_closed_connection() {
+        let (mut connections, mut own, mut peer) = connected();
+        own.set_nonblocking(true).expect("a socket");
+        // More than the peer's kernel accepts.
+        let mut sent = 0;
+        while let Ok(n) = own.write(&[7; 64 << 10]) {
+            sent += n;
+        }
+        peer.write_all(&[1; 10_000]).expect("room");
+        drop(own);
+        connections.close(QpId(7), false);
+        let mut received = Vec::new();
+        peer.read_to_end(&mut received).expect("no reset");
+        assert_eq!(received.len(), sent);
+    }
 
     //= MPA-3-2
     //= MPA-5.1-2
