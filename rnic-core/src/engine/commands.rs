@@ -83,7 +83,8 @@ pub enum EngineCommand {
     /// Places incoming data of a QP by this rule from now on. `None` places the data that is held,
     /// and restores the strict order.
     SetOrder(QpId, Option<Box<OrderRule>>),
-    /// Sets the emulated link of a QP, for its current stream and later streams. `None` restores normal operation. Units in flight keep their delay and order.
+    /// Sets the emulated link of a QP, for its current stream and later streams. `None` restores
+    /// normal operation. Units in flight keep their delay and order.
     SetLink(QpId, Option<Arc<EmulatedLink>>),
     /// Replaces the deadlines, the limits and the policy for FPDU sizes. Running deadlines, the
     /// worker's number and the shared log of diagnoses do not change.
