@@ -145,6 +145,7 @@ impl World {
         let options = EngineOptions {
             worker: 0,
             terminate_deadline: Duration::from_secs(1),
+            error_deadline: Duration::from_millis(500),
             copy_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),

@@ -361,6 +361,7 @@ fn options() -> EngineOptions {
         worker: 0,
         terminate_deadline: Duration::from_secs(5),
         close_deadline: Duration::from_secs(10),
+        error_deadline: Duration::from_millis(500),
         copy_deadline: Duration::from_secs(5),
         first_fpdu_deadline: Duration::from_secs(60),
         mulpdu: MulpduPolicy::Emss,

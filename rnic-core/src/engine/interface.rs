@@ -20,6 +20,8 @@ pub struct EngineOptions {
     pub terminate_deadline: Duration,
     /// Time for a disconnect to finish posted requests and see the peer's FIN.
     pub close_deadline: Duration,
+    /// Time in which an RC or UC QP that moves to Error sends posted requests.
+    pub error_deadline: Duration,
     /// Maximum time for one copy by a copier.
     pub copy_deadline: Duration,
     /// Time for which a responder waits for the first FPDU.

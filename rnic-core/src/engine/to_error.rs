@@ -4,9 +4,8 @@
 //! An adapter has usually sent the requests that were posted before, although the standard leaves
 //! it open, and programs rely on it: they send a last message and disconnect. So a QP first takes a
 //! turn, and moves to Error after it has sent the posted requests. It waits neither for a receive
-//! of the peer nor for room in the socket, and at most [`MAX_WAIT`].
-
-use std::time::Duration;
+//! of the peer nor for room in the socket, and at most
+//! [`EngineOptions::error_deadline`](super::EngineOptions).
 
 use super::Engine;
 use super::interface::Output;
@@ -36,7 +35,7 @@ impl Qp {
         if self.life.phase().flushes() {
             return false;
         }
-        self.core.moves_to_error = Some(engine.now.after(MAX_WAIT));
+        self.core.moves_to_error = Some(engine.now.after(engine.options.error_deadline));
         if self.sends_soon(expects_stream) {
             self.restart_clock(engine);
         } else {
@@ -82,6 +81,3 @@ impl Qp {
         }
     }
 }
-
-/// Maximum time for which a QP sends, or waits for its stream, before it moves to Error.
-pub(super) const MAX_WAIT: Duration = Duration::from_millis(500);

@@ -127,6 +127,8 @@ section! {
         "time limit to send a Terminate and for the peer to close after it";
     close_deadline: Duration = deadline(60 * SECOND),
         "time limit for a graceful close, then a reset";
+    error_deadline: Duration = span(Duration::from_millis(500), Duration::ZERO..=60 * SECOND),
+        "time in which an RC or UC QP that moves to ERR sends posted requests";
     copy_deadline: Duration = deadline(10 * SECOND),
         "time limit for a copy by a client's library, then the client's session ends";
 }

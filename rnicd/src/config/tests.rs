@@ -208,6 +208,7 @@ pub(crate) const OTHER_VALUES: &[(&str, &str, &str)] = &[
     ("engine.yield_for", "\"51us\"", "51us"),
     ("engine.terminate_deadline", "\"1001ms\"", "1001ms"),
     ("engine.close_deadline", "\"1002ms\"", "1002ms"),
+    ("engine.error_deadline", "\"501ms\"", "501ms"),
     ("engine.copy_deadline", "\"1003ms\"", "1003ms"),
     ("mpa.crc", "false", "false"),
     ("mpa.markers", "true", "true"),

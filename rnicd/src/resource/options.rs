@@ -64,6 +64,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             worker: 0,
             terminate_deadline: config.engine.terminate_deadline,
             close_deadline: config.engine.close_deadline,
+            error_deadline: config.engine.error_deadline,
             copy_deadline: config.engine.copy_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             partial: PartialLimits {
@@ -174,6 +175,7 @@ stag_guesses_per_minute = 25
             worker: _,
             terminate_deadline,
             close_deadline,
+            error_deadline,
             copy_deadline,
             first_fpdu_deadline,
             mulpdu,
@@ -182,6 +184,7 @@ stag_guesses_per_minute = 25
             diagnoses: _,
         } = engine;
         assert_eq!((terminate_deadline, close_deadline), (ms(1001), ms(1002)));
+        assert_eq!(error_deadline, ms(501));
         assert_eq!((copy_deadline, first_fpdu_deadline), (ms(1003), ms(1008)));
         assert_eq!((mulpdu, stall), (MulpduPolicy::Max, ms(1010)));
         assert_eq!((bytes.device, bytes.session), (10 << 20, 8 << 20));

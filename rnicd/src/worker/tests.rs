@@ -61,6 +61,7 @@ impl Rig {
             engine: EngineOptions {
                 worker: 0,
                 terminate_deadline: Duration::from_secs(5),
+                error_deadline: Duration::from_millis(500),
                 copy_deadline: Duration::from_secs(5),
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),

@@ -759,6 +759,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),
         unsent: Default::default(),
+        error_deadline: Duration::from_millis(500),
         copy_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
         diagnoses: Arc::default(),
