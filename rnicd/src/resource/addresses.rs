@@ -26,7 +26,7 @@ impl Manager {
         gids::update(&mut gids, now.clone());
         self.devices.addresses = now;
         if self.remove_devices_of_lost_interfaces() {
-            self.tell_of_devices();
+            self.announce_devices();
         }
         let internal = gids::internal(&gids, &found);
         if (&gids, &internal) == (&self.gids, &self.internal_gids) {
@@ -35,7 +35,7 @@ impl Manager {
         self.gids = gids;
         self.internal_gids = internal;
         if self.devices_follow() {
-            self.tell_of_devices();
+            self.announce_devices();
         }
         let Config { wired, engine, .. } = &*self.config;
         self.datagram_port =

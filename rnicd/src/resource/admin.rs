@@ -86,7 +86,7 @@ impl Manager {
     fn devices_changed(&mut self, id: SessionId, text: String) {
         tracing::info!(session = %id, "{text}");
         self.note("devices_changed", Some(id), text);
-        self.tell_of_devices();
+        self.announce_devices();
     }
 
     fn check_admin(&mut self, id: SessionId, verb: &str) -> Result<(), Refusal> {

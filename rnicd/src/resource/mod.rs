@@ -114,7 +114,7 @@ pub struct Manager {
     records: Records,
     /// All workers have answered since the last [`Manager::probe_workers`].
     alive: bool,
-    said: RateLimitedLogs,
+    log_limits: RateLimitedLogs,
 }
 
 /// Handles of all kinds.
@@ -202,7 +202,7 @@ impl Manager {
             outbox: Outbox::default(),
             records: Records::new(diagnoses, most_notes),
             alive: false,
-            said: RateLimitedLogs::new(10, Duration::from_secs(60)),
+            log_limits: RateLimitedLogs::new(10, Duration::from_secs(60)),
             config,
             capacity,
             workers,

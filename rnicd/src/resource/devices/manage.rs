@@ -159,7 +159,7 @@ impl Manager {
     }
 
     /// Notifies all sessions of a changed list of devices.
-    pub(in crate::resource) fn tell_of_devices(&mut self) {
+    pub(in crate::resource) fn announce_devices(&mut self) {
         self.devices.changed = true;
         self.forget_removed_devices();
         for session in self.sessions.values() {

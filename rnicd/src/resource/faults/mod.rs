@@ -13,11 +13,11 @@ pub(super) mod held;
 mod later;
 mod messages;
 mod profile;
+pub(super) mod qp_faults;
 mod qps;
 mod queues;
 mod replies;
 mod requests;
-pub(super) mod told;
 mod verbs;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -33,7 +33,7 @@ use crate::resource::ledger::Charge;
 use crate::resource::session::Session;
 pub(super) use changes::Viewer;
 use held::{HeldAccept, HeldReply, Later};
-use told::LinkKey;
+use qp_faults::LinkKey;
 
 /// The rules in force, and their timers.
 #[derive(Default)]

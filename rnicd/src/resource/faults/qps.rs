@@ -10,7 +10,7 @@ use rnic_abi::types::*;
 use rnic_core::device::ArmedFault;
 use rnic_core::engine::{EmulatedLink, EngineCommand};
 
-use super::told::{LinkKey, QpFaults};
+use super::qp_faults::{LinkKey, QpFaults};
 use super::{FaultRules, Lasting, Rule};
 use crate::clock;
 use crate::resource::Manager;
@@ -52,7 +52,7 @@ fn has_users_rules(rules: &[SessionRule]) -> bool {
 /// The rules of a QP.
 #[derive(Default)]
 struct RulesOfQp {
-    told: QpFaults,
+    given: QpFaults,
     engine: Vec<Arc<ArmedFault>>,
     order: Option<OrderRule>,
     link: Option<(Arc<ArmedFault>, LinkShape)>,
@@ -117,14 +117,15 @@ impl Manager {
     fn give_rules(&mut self, id: SessionId, qp: QpId, rules: &[SessionRule]) {
         let Some(session) = self.sessions.get(&id) else { return };
         let Some(object) = session.qps.get(&qp) else { return };
-        let RulesOfQp { told, engine, order, link } = self.select_rules(session, qp, object, rules);
-        if object.faults == told {
+        let RulesOfQp { given, engine, order, link } =
+            self.select_rules(session, qp, object, rules);
+        if object.faults == given {
             return;
         }
-        let link = link.zip(told.link);
+        let link = link.zip(given.link);
         let link = link.map(|((fault, shape), key)| self.faults.link(key, fault, shape));
         let Some((_, object)) = self.qp_of(qp) else { return };
-        let last = std::mem::replace(&mut object.faults, told);
+        let last = std::mem::replace(&mut object.faults, given);
         let QpFaults { stopped, order: order_number, link: link_key, .. } = object.faults;
         let port = (last.port != object.faults.port).then(|| object.faults.port.clone());
         match &mut object.phase {
@@ -169,7 +170,7 @@ impl Manager {
         let now = clock::now();
         let mut found = RulesOfQp::default();
         if qp.datagrams.is_some() {
-            found.told.port = self.port_changes(session, qp);
+            found.given.port = self.port_changes(session, qp);
         }
         let bound = matches!(qp.phase, QpPhase::Bound(_));
         let mut differ = None;
@@ -181,7 +182,7 @@ impl Manager {
             let rule = &armed.rule;
             let keys_differ = || *differ.get_or_insert_with(|| self.keys_differ(session, qp));
             if lasts.is_some() && self.change_stops(rule, qp, keys_differ) {
-                found.told.stopped = Some(armed.name);
+                found.given.stopped = Some(armed.name);
             }
             if !self.selects_qp(&rule.concerned(), id, qp) {
                 continue;
@@ -189,16 +190,16 @@ impl Manager {
             let in_force = bound && armed.is_in_force(now);
             match rule.action {
                 Action::PortDown { .. } if lasts.is_some() => {
-                    found.told.stopped = Some(armed.name);
+                    found.given.stopped = Some(armed.name);
                 }
                 Action::Stop { .. }
                     if matches!(lasts, Some(Lasting::All)) || *lasts == Some(Lasting::Qp(id)) =>
                 {
-                    found.told.stopped = Some(armed.name);
+                    found.given.stopped = Some(armed.name);
                 }
                 Action::Order { order, model, inversions } if in_force && found.order.is_none() => {
                     let own = if qp.kind.is_roce() { OrderModel::Rc } else { OrderModel::Iwarp };
-                    found.told.order = Some(*number);
+                    found.given.order = Some(*number);
                     found.order = Some(OrderRule {
                         fault: armed.name,
                         order,
@@ -207,13 +208,13 @@ impl Manager {
                     });
                 }
                 Action::Link(shape) if in_force && found.link.is_none() => {
-                    found.told.link = Some((*number, qp.addresses()));
+                    found.given.link = Some((*number, qp.addresses()));
                     found.link = Some((armed.clone(), shape));
                 }
                 _ => {}
             }
             if rule.point.is_of_engine() {
-                found.told.rules.push(*number);
+                found.given.rules.push(*number);
                 found.engine.push(armed.clone());
             }
         }

@@ -114,7 +114,7 @@ impl Manager {
             self.workers.all(|| EngineCommand::RevokeStag(stag));
             revoked += 1;
         }
-        if let Some(suppressed) = self.said.count("memory detached", Instant::now()) {
+        if let Some(suppressed) = self.log_limits.count("memory detached", Instant::now()) {
             let pid = session.client.pid;
             tracing::info!(session = %id, pid, revoked, reason, suppressed, "memory detached");
         }

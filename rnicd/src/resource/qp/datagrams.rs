@@ -76,10 +76,10 @@ impl Manager {
         let (&QpPhase::Bound(worker), true) = (&object.phase, object.works()) else {
             return Err(wrong_state(qp, state_name(object), "Rtr, Rts, Sqd or Sqe"));
         };
-        if let Some(told) = &mut object.datagrams {
-            told.state = state.unwrap_or(told.state);
+        if let Some(attr) = &mut object.datagrams {
+            attr.state = state.unwrap_or(attr.state);
             if let QpChange::QKey(q_key) = *change {
-                told.q_key = q_key;
+                attr.q_key = q_key;
             }
         }
         let ticket = self.workers.one_ticketed(worker, EngineCommand::Change(qp, *change));

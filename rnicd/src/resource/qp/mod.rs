@@ -26,7 +26,7 @@ use rnic_core::engine::QpConfig;
 
 use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::faults::held::HeldReply;
-use crate::resource::faults::told::QpFaults;
+use crate::resource::faults::qp_faults::QpFaults;
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
 use crate::resource::refuse;
@@ -122,9 +122,10 @@ impl Qp {
     /// state, which the worker may not have reached yet. A send error (Sqe) is only visible in the
     /// worker's state.
     pub fn state(&self) -> QpState {
-        let told = self.rc.as_ref().map(RcAttr::state).or(self.datagrams.map(|told| told.state));
-        match (self.shared.state(), told) {
-            (QpState::Rtr | QpState::Rts | QpState::Sqd, Some(told)) => told,
+        let requested =
+            self.rc.as_ref().map(RcAttr::state).or(self.datagrams.map(|attr| attr.state));
+        match (self.shared.state(), requested) {
+            (QpState::Rtr | QpState::Rts | QpState::Sqd, Some(requested)) => requested,
             (state, _) => state,
         }
     }

@@ -20,7 +20,7 @@ use super::{Connection, Qp, QpPhase, wrong_state};
 use crate::clock;
 use crate::config::Loopback;
 use crate::resource::answer::{Answer, Outcome};
-use crate::resource::faults::told::QpFaults;
+use crate::resource::faults::qp_faults::QpFaults;
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending, find, refuse};

@@ -16,7 +16,7 @@ use crate::clock;
 use crate::config::{Config, check_device};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
-use crate::resource::faults::told::QpFaults;
+use crate::resource::faults::qp_faults::QpFaults;
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
 use crate::resource::queue::{Room, srq_for_qp};

@@ -57,10 +57,10 @@ impl Manager {
     ) -> Answer {
         let AcceptParams { request, qp, private_data, .. } = params;
         let object = find(&mut self.sessions, id)?.qp(qp)?;
-        let Some(told) = object.datagrams.filter(|_| object.works()) else {
+        let Some(attr) = object.datagrams.filter(|_| object.works()) else {
             return Err(wrong_state(qp, state_name(object), "a UD QP in Rtr, Rts, Sqd or Sqe"));
         };
-        self.cm.accept_datagrams(request, qp, told.q_key, &private_data, now)?;
+        self.cm.accept_datagrams(request, qp, attr.q_key, &private_data, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
         Outcome::done()
     }

@@ -150,9 +150,9 @@ impl Arenas {
         let Some(Made { arena, descriptor }) = made else { return (None, Vec::new()) };
         debug_assert_eq!(arena.number as usize, self.list.len(), "the last new arena was kept");
         // Arenas are shorter than 4 GiB.
-        let told = NewArena { arena: arena.number, length: arena.mapping.len() as u32 };
+        let new_arena = NewArena { arena: arena.number, length: arena.mapping.len() as u32 };
         self.list.push(arena);
-        (Some(told), vec![descriptor])
+        (Some(new_arena), vec![descriptor])
     }
 
     /// Returns the length in bytes of a further arena for these queues. It grows with the total
@@ -228,8 +228,8 @@ mod tests {
         drop(refused);
         assert_eq!(account.used(Kind::ArenaBytes), 1);
         let Room { places: [place], made } = room(&arenas);
-        let (told, descriptors) = arenas.keep(made);
-        assert_eq!(told.map(|told| told.arena), Some(1), "the number was free again");
+        let (new_arena, descriptors) = arenas.keep(made);
+        assert_eq!(new_arena.map(|new| new.arena), Some(1), "the number was free again");
         let charged = account.used(Kind::ArenaBytes);
         assert!(descriptors.len() == 1 && charged > 1);
         let offset = place.location().offset;

@@ -60,7 +60,7 @@ impl Manager {
                 Ok((id, welcome))
             }
             Err(error) => {
-                if let Some(suppressed) = self.said.count("no session", Instant::now()) {
+                if let Some(suppressed) = self.log_limits.count("no session", Instant::now()) {
                     let pid = peer.pid;
                     tracing::warn!(%error, pid, suppressed, "cannot create a session");
                 }
