@@ -145,7 +145,7 @@ fn rules_that_change_devices_are_few() {
     for more in ["do=gid-change", "do=stop; do=device-removal device=none"] {
         let request = RequestBody::SetFaults { rules: more.to_owned(), own: true };
         let refusal = raw.call(request).unwrap_err().to_string();
-        assert!(refusal.contains("may have 16 rules that change devices"), "{refusal}");
+        assert!(refusal.contains("may have at most 16 rules that change devices"), "{refusal}");
     }
 }
 

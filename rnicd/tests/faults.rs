@@ -272,7 +272,8 @@ fn data_of_a_rejection_fit_into_the_message() {
     set(&mut raw, &format!("do=reject data={}", "5a".repeat(148)));
     let longer = format!("do=reject name=long data={}", "5a".repeat(149));
     let refusal = set_refused(&mut raw, &longer);
-    assert!(refusal.contains("RoCE devices have 148 bytes; add device=rnicd0"), "{refusal}");
+    let text = "RoCE devices reject with at most 148 bytes; select device=rnicd0 for more";
+    assert!(refusal.contains(text), "{refusal}");
     set(&mut raw, &format!("{longer} device=rnicd0"));
 }
 

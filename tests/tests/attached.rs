@@ -536,7 +536,7 @@ fn workers_are_served_once_and_in_order() {
     let mut raw = Raw::open_as(daemon.socket(), STRANGER);
     let out_of_order = |raw: &mut Raw, worker: u32| {
         let refused = raw.refused(RequestBody::ServeCopies { worker });
-        let why = format!("worker: {worker}: serve each of the 2 workers once, from 0 on");
+        let why = format!("worker: {worker}: serve each of the 2 workers once, in order from 0");
         assert_eq!(refused, why);
     };
     for worker in [1, 2, u32::MAX] {

@@ -436,7 +436,7 @@ fn mismatched_peers_get_a_one_line_reason() {
                 scope.spawn(move || wrong(ends, spoil, sending, says));
             };
             case(|w| w.remote_qp.0 += 1000, QUICK, "there is no ");
-            case(|_| (), other_psn, "this side would send from 8 on (sq_psn)");
+            case(|_| (), other_psn, "this side starts with 8 (sq_psn)");
             case(|w| w.rq_psn = 9, QUICK, "this side expects 9 (rq_psn)");
             case(|w| w.path_mtu = 2048, QUICK, "path MTU");
         }

@@ -60,7 +60,7 @@ pub const CASES: &[Case] = &[
         what: "this end's `rq_psn` differs from the peer's `sq_psn`",
         outcome: FAILS,
         says: [
-            "PSNs differ: queue pair {qp} would send from {theirs} on (sq_psn), this side expects \
+            "PSNs differ: queue pair {qp} starts with {theirs} (sq_psn), but this side expects \
              {rq_psn} (rq_psn)",
             "this side expects {rq_psn} (rq_psn)",
         ],
@@ -70,9 +70,9 @@ pub const CASES: &[Case] = &[
         what: "this end's `sq_psn` differs from the peer's `rq_psn`",
         outcome: FAILS,
         says: [
-            "PSNs differ: this side would send from {sq_psn} on (sq_psn), queue pair {qp} expects \
+            "PSNs differ: this side starts with {sq_psn} (sq_psn), but queue pair {qp} expects \
              {awaited} (rq_psn)",
-            "PSNs differ: this side would send from {sq_psn} on (sq_psn), queue pair {qp} expects",
+            "PSNs differ: this side starts with {sq_psn} (sq_psn), but queue pair {qp} expects",
         ],
         does: sends_from_another_psn,
     },

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::config::Config;
 
 impl Manager {
-    /// Updates the GID table after the interfaces were read again.
+    /// Updates the GID table after the interfaces have been read again.
     pub fn addresses_read(&mut self, found: io::Result<Vec<Interface>>) {
         let found = match found {
             Ok(found) => found,
@@ -76,8 +76,8 @@ impl Manager {
         self.internal_gids.contains(&gid)
     }
 
-    /// Returns the socket address of a GID for a socket of this daemon at the GID `own`. A
-    /// link-local address is on the link of that GID.
+    /// Returns the socket address of a GID for a socket of this daemon that is bound to the GID
+    /// `own`. A link-local address gets the scope ID of the interface of `own`.
     pub(super) fn socket_address(&self, gid: Gid, port: u16, own: Gid) -> SocketAddr {
         match gid.address() {
             IpAddr::V6(ip) if gids::is_link_local(gid) => {

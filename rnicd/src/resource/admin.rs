@@ -11,7 +11,8 @@ use crate::cm::ConnectFailure;
 use crate::config::{Netdev, check_interface};
 
 impl Manager {
-    /// Starts or ends draining, which refuses new objects. Existing objects are not affected.
+    /// Starts or ends draining. A draining daemon refuses new objects. Existing objects are not
+    /// affected.
     pub(super) fn drain(&mut self, id: SessionId, on: bool) -> Answer {
         self.check_admin(id, "drain")?;
         if self.draining != on {
@@ -25,7 +26,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Ends a connection of any user. The QP stays with its owner, which gets an event.
+    /// Ends a connection of any user. The QP stays, and its owner gets an event.
     pub(super) fn admin_disconnect(&mut self, id: SessionId, qp: QpId) -> Answer {
         self.check_admin(id, "disconnect a queue pair")?;
         let (owner, object) = self.qp_of(qp).ok_or_else(|| refuse::no_such("QP", qp.0))?;
@@ -47,7 +48,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Adds a RoCE device, which programs see from now on.
+    /// Adds a RoCE device, and notifies all sessions.
     pub(super) fn add_device(&mut self, id: SessionId, name: String, interface: String) -> Answer {
         self.check_admin(id, "add a device")?;
         let netdev = match interface.as_str() {
@@ -62,7 +63,7 @@ impl Manager {
             Netdev::Named(interface) => format!("device {name} was added, on {interface}"),
         };
         self.create_device(name, netdev).map_err(|error| match error {
-            // The name may be long.
+            // The text omits the name, because the name may be long.
             DeviceError::BadName { why, .. } => refuse::invalid("name", why),
             error => refuse::invalid("device", error.to_string()),
         })?;
@@ -70,7 +71,7 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Removes a RoCE device from the list. Programs that use it keep it.
+    /// Removes a RoCE device from the list. Existing QPs on the device continue to work.
     pub(super) fn remove_device(&mut self, id: SessionId, name: &str) -> Answer {
         self.check_admin(id, "remove a device")?;
         if name == self.config.device.name {

@@ -75,7 +75,7 @@ pub struct Outbox {
 pub enum SessionEnd {
     /// The client violated the rules of shared memory.
     Misbehaved(String),
-    /// A fault rule ends the session. The rule of its diagnosis.
+    /// A fault rule ends the session. Contains the rule, as the diagnosis names it.
     Injected(String),
 }
 
@@ -85,7 +85,7 @@ impl Outbox {
         self.answers.push_back((session, body.into()));
     }
 
-    /// Queues a session to be closed because of its client, with the reason.
+    /// Queues a session to be closed because its client misbehaved, with the reason.
     pub fn end(&mut self, session: SessionId, why: String) {
         self.ended.push_back((session, SessionEnd::Misbehaved(why)));
     }

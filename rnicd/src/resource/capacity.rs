@@ -33,7 +33,8 @@ impl Capacity {
     /// Derives the capacity from `nofile` descriptors and `cpus` CPUs.
     pub fn derive(config: &Config, nofile: u64, cpus: u32) -> Self {
         // If both ends of a TCP connection are in this daemon, a single worker would serve them
-        // alternately. On two CPUs, two workers reach 0.7 of the throughput of plain TCP, one 0.36.
+        // alternately. On two CPUs, two workers reach 0.7 of the throughput of plain TCP, and one
+        // worker reaches 0.36.
         let least = match config.engine.loopback {
             Loopback::Direct => 1,
             Loopback::Tcp => cpus.clamp(1, 2),
@@ -115,8 +116,8 @@ impl Capacity {
         self.key("limits.closing".to_owned(), self.closing < u64::from(configured))
     }
 
-    /// Returns how many descriptors of one user may wait to be closed: at most `limit`, and half of
-    /// the device's.
+    /// Returns the maximum number of descriptors of one user that may wait to be closed: `limit`,
+    /// or half of the device's limit if that is less.
     pub fn closing_of_user(&self, limit: u32) -> u64 {
         u64::from(limit).min(self.closing.div_ceil(2))
     }
@@ -131,10 +132,10 @@ impl Capacity {
         3 + u64::from(self.workers)
     }
 
-    /// Returns the number of descriptors for connected QPs, which use one each: five eighths. One
-    /// eighth is for connections in start-up, and a quarter for sessions, channels, bound addresses
-    /// and descriptors that wait to be closed. Each use has its own limit, so that none can exhaust
-    /// the descriptors of another.
+    /// Returns the number of descriptors for connected QPs: five eighths, one descriptor per QP.
+    /// One eighth is for connections in start-up, and a quarter for sessions, channels, bound
+    /// addresses and descriptors that wait to be closed. Each use has its own limit, so that it
+    /// cannot exhaust the descriptors for another use.
     fn room(&self) -> u64 {
         self.nofile.saturating_sub(RESERVED) / 8 * 5
     }
@@ -149,8 +150,8 @@ fn cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
 
-/// Minimum number of descriptors that may wait to be closed. With a lower limit, a client that has
-/// just passed one could not pass the next.
+/// Minimum of [`Capacity::closing`]. With a lower limit, a client that passes descriptors one after
+/// the other could be refused, because the reaper has not closed the earlier ones yet.
 const LEAST_CLOSING: u64 = 8;
 
 /// Descriptors of the daemon itself.

@@ -14,8 +14,8 @@ use crate::resource::qp::{ConnectOver, RcRequest, space_of_rc};
 use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
-    /// Carries out a request. `descriptor` was passed with it. Its kind has been checked, except
-    /// for attached memory.
+    /// Carries out a request. `descriptor` was passed with the request. The caller has checked its
+    /// kind, except for attached memory.
     pub fn request(
         &mut self,
         id: SessionId,
@@ -142,7 +142,7 @@ impl Manager {
             R::RemoveDevice { name } => self.remove_device(id, &name),
             R::SetFaults { rules, own } => self.set_faults(id, &rules, own, now),
             R::ClearFaults { name } => self.clear_faults(id, name.as_deref(), now),
-            // No rule concerns it.
+            // No rule selects the call, so the library continues with it.
             R::Call(_) => Outcome::done(),
         }
     }
@@ -161,8 +161,8 @@ impl Manager {
     /// Processes reports from other threads and the connection manager.
     pub fn settle(&mut self) {
         let datagrams = self.workers.take_management();
-        // If a worker has reported the first message of a peer, it replaces a lost RTU even if DREQ
-        // has arrived too, so it must be handled first.
+        // Must precede the management datagrams: a worker's report of the peer's first message
+        // replaces a lost RTU, even if DREQ has arrived too.
         self.handle_notifications();
         self.handle_management(datagrams);
         while let Some(event) = self.cm.poll_event() {

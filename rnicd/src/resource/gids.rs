@@ -43,7 +43,7 @@ pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
             }
         }
         if rows.len() > MOST {
-            // Other hosts can reach none of these interfaces by another address.
+            // Other hosts cannot reach an interface that has only a link-local address.
             let has_others = |row: &GidRow| {
                 rows.values().any(|o| o.interface == row.interface && !is_link_local(o.gid))
             };
@@ -64,8 +64,8 @@ fn row(address: IpAddr, interface: Option<&Interface>) -> GidRow {
     }
 }
 
-/// Sorts rows by interface, loopback last, and those of one interface as the kernel does:
-/// link-local, then IPv4, then IPv6.
+/// Returns the sort key of a row. Sorts by interface, loopback last, and within an interface as the
+/// kernel does: link-local, then IPv4, then IPv6.
 fn kernel_rank(row: &GidRow, found: &[Interface]) -> (bool, u32, u32) {
     let address = row.gid.address();
     let is_loopback = found.iter().any(|i| i.name == row.interface && i.is_loopback());
@@ -74,8 +74,8 @@ fn kernel_rank(row: &GidRow, found: &[Interface]) -> (bool, u32, u32) {
 }
 
 /// Returns a row with a link-local GID for each interface: its first link-local address, or an
-/// address made of its MAC address, which is a GID within the daemon only. If `named` is not empty,
-/// only interfaces with one of these addresses have a row.
+/// address derived from its MAC address, which is valid only within the daemon. If `named` is not
+/// empty, only interfaces with one of these addresses have a row.
 fn link_local_rows(named: &[IpAddr], found: &[Interface]) -> Vec<GidRow> {
     let mut rows: Vec<GidRow> = Vec::new();
     for interface in found {
@@ -92,7 +92,8 @@ fn link_local_rows(named: &[IpAddr], found: &[Interface]) -> Vec<GidRow> {
     rows
 }
 
-/// Returns the GIDs that are no addresses of this host. Only QPs of this daemon have them.
+/// Returns the link-local GIDs that are not addresses of this host, and are valid only within the
+/// daemon.
 pub fn internal(rows: &[GidRow], found: &[Interface]) -> Vec<Gid> {
     let is_own = |gid: Gid| found.iter().any(|i| i.ip() == gid.address());
     let link_local = rows.iter().map(|row| row.gid).filter(|gid| is_link_local(*gid));
@@ -104,8 +105,8 @@ pub fn is_link_local(gid: Gid) -> bool {
     matches!(gid.address(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Returns the MAC address of an interface: zero for a loopback interface, and a number of its own
-/// for one whose MAC address cannot be read.
+/// Returns the MAC address of an interface. If it cannot be read, returns the interface index, or
+/// zero for a loopback interface.
 fn mac(interface: &Interface) -> [u8; 6] {
     let index = if interface.is_loopback() { 0 } else { interface.index.unwrap_or(0) };
     let [_, _, high, low] = index.to_be_bytes();
@@ -166,8 +167,9 @@ pub fn datagram_port(
     })
 }
 
-/// Returns true if this address can be a GID. A link-local address identifies no host without its
-/// interface; the kernel's layout has one for each interface.
+/// Returns true if this address can be a GID in every layout. A link-local address does not
+/// identify a host without the interface. The kernel's layout adds one for each interface
+/// ([`link_local_rows`]).
 fn can_be_gid(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !address.is_link_local(),
@@ -177,14 +179,14 @@ fn can_be_gid(address: IpAddr) -> bool {
 
 /// Returns the MTU of an interface in bytes, or [`UNKNOWN_MTU`].
 fn mtu(interface: &str) -> u32 {
-    let said = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"));
-    said.ok().and_then(|mtu| mtu.trim().parse().ok()).unwrap_or(UNKNOWN_MTU)
+    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"));
+    text.ok().and_then(|mtu| mtu.trim().parse().ok()).unwrap_or(UNKNOWN_MTU)
 }
 
 /// Maximum number of entries. The table must fit in one control message.
 const MOST: usize = 64;
 
-/// Assumed MTU if it cannot be read: that of Ethernet, in bytes.
+/// MTU of Ethernet in bytes, assumed for an interface whose MTU cannot be read.
 const UNKNOWN_MTU: u32 = 1500;
 
 #[cfg(test)]

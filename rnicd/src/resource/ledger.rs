@@ -2,9 +2,9 @@
 //!
 //! A session has an [`Account`]. A charge to the account is also a charge to its user and to the
 //! device. The amount is charged before the object is created, and the object then owns the
-//! [`Charge`]. Dropping the charge credits the amount, on any thread: with the object, or with the
-//! request that failed to create it. There is no explicit credit that code could forget. The
-//! manager calls this module, which handles kinds and amounts, not objects.
+//! [`Charge`]. Dropping the charge credits the amount, on any thread. The charge is dropped with
+//! the object, or with the request that failed to create the object, so no code has to credit it
+//! explicitly. This module handles kinds and amounts, not objects.
 //!
 //! The reaper drops objects of sessions on its own threads, so the ledger needs locks. No lock
 //! guard leaves this file. Lock order: the ledger before an account.
@@ -237,7 +237,8 @@ impl Ledger {
         self.0.lock().device[kind as usize]
     }
 
-    /// Returns the maximum of `kind` that a client with these rights can ever use.
+    /// Returns the maximum of `kind` that a client with these rights can use, regardless of the
+    /// current usage.
     pub fn most(&self, rights: &Rights, kind: Kind) -> u64 {
         let books = self.0.lock();
         let own = rights.session_limit(kind).min(books.user_limit(rights, kind));

@@ -1,11 +1,14 @@
 //! The resource manager: all decisions about access and limits.
 //!
-//! It owns the sessions' object tables, enforces the limits, allocates handles, STags and memory
-//! for queues, and commands workers and the connection manager, which need no checks of their own
-//! (RFC 5042's Privileged Resource Manager). Handles are looked up among the session's own objects.
-//! The manager handles no control sockets, no message bytes and no protocol. The control thread
-//! calls [`Manager::request`] for a client's request, [`Manager::settle`] after other threads have
-//! reported, and [`Manager::poll_answer`] and [`Manager::poll_ended`] for the results.
+//! It owns the sessions' object tables, enforces the limits, and allocates handles, STags and
+//! memory for queues. Its commands to workers and to the connection manager are already authorised,
+//! so these need no checks (RFC 5042's Privileged Resource Manager). Handles are looked up among
+//! the session's own objects. The manager implements no protocol, and does not access control
+//! sockets or message bytes.
+//!
+//! The control thread calls [`Manager::request`] for a client's request, [`Manager::settle`] after
+//! other threads have reported, and [`Manager::poll_answer`] and [`Manager::poll_ended`] for the
+//! results.
 
 mod addresses;
 mod admin;
@@ -84,7 +87,7 @@ pub struct Manager {
     guid: Guid,
     /// GID table. Entries keep their index.
     gids: Vec<GidRow>,
-    /// GIDs that only QPs of this daemon have, because they are no addresses of the host.
+    /// GIDs that are not addresses of the host, and are valid only within the daemon.
     internal_gids: Vec<Gid>,
     devices: RoceDevices,
     faults: FaultRules,
@@ -259,14 +262,15 @@ impl Manager {
 
 /// Random numbers for one run of the daemon.
 pub struct Random {
-    /// Given to clients in the arena header.
+    /// Number of this run, in the header of each session's first arena.
     pub generation: u64,
     /// Seed of the STags.
     pub stag_seed: [u8; 32],
 }
 
 impl Random {
-    /// Reads from the kernel, once its generator is initialised (`/dev/urandom` would not wait).
+    /// Reads random bytes from the kernel. Waits until its generator is initialised, which
+    /// `/dev/urandom` would not do.
     pub fn from_system() -> io::Result<Self> {
         use rustix::rand::{GetRandomFlags, getrandom};
         let mut bytes = [0u8; 40];

@@ -93,7 +93,7 @@ mod tests {
     use crate::config::Tcp;
     use crate::config::tests::other_values;
 
-    /// Limits that become options, each with a value of its own.
+    /// Limits that become options, each with a different value.
     const LIMITS: &str = "
 [limits]
 startups = 21

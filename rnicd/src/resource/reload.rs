@@ -1,5 +1,5 @@
-//! Reload of the configuration. Keys that can change at run time do; others keep their values.
-//! Connections are not affected, and objects above a lowered limit stay.
+//! Reload of the configuration. New values of keys that can change at run time take effect. Other
+//! keys keep their values. Connections are not affected, and objects above a lowered limit stay.
 //!
 //! [`Reload::prepare`] does all work that grows with the file, on a thread that no client waits
 //! for. [`Manager::reload`] applies its result in bounded time. Sessions get their new rights one
@@ -18,7 +18,7 @@ pub struct Reload {
     /// The configuration that will be in force.
     pub config: Arc<Config>,
     policy: Policy,
-    /// Keys with new values that take effect now.
+    /// Keys with new values that take effect.
     pub changed: Vec<Change>,
     /// Keys with new values that need a restart.
     pub kept: Vec<Change>,

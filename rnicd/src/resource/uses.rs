@@ -1,4 +1,4 @@
-//! Counts the users of an object. It cannot be destroyed while there are any.
+//! Counts the users of an object. An object with users cannot be destroyed.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;

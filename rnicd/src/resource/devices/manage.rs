@@ -1,4 +1,4 @@
-//! Creates and removes devices, and lets them follow the host's addresses.
+//! Creates and removes devices, and updates their GID tables when the host's addresses change.
 
 use std::path::Path;
 
@@ -28,8 +28,8 @@ impl Manager {
     }
 
     /// Creates the devices of patterns for interfaces that have no such device yet. Logs the first
-    /// that cannot be created, unless the last call logged it too: a daemon starts on every host,
-    /// however many interfaces it has, and whatever their names are.
+    /// error, unless the previous call had the same error. An error does not stop the daemon,
+    /// because it depends on the number and the names of the host's interfaces.
     fn try_create_devices_of_interfaces(&mut self) {
         let Err(error) = self.create_devices_of_interfaces() else { return };
         let problem = error.to_string();
@@ -69,8 +69,8 @@ impl Manager {
         result
     }
 
-    /// Returns the name of the next device of a pattern. Skips numbers of existing devices, which
-    /// an administrator may have added.
+    /// Returns the name of the next device of a pattern. Skips names that an administrator has
+    /// given to other devices.
     fn unused_name(&self, pattern: &str, interface: &str) -> String {
         let has = |name: &String| self.devices.list.iter().any(|device| device.name == *name);
         let first = self.devices.by_pattern.iter().filter(|of| of.pattern == pattern).count();
@@ -80,7 +80,7 @@ impl Manager {
         names.find(|name| !has(name)).unwrap_or(taken)
     }
 
-    /// Creates a device.
+    /// Creates a device with the lowest unused `uverbs` number.
     pub(in crate::resource) fn create_device(
         &mut self,
         name: String,
@@ -113,7 +113,7 @@ impl Manager {
     }
 
     /// Removes the devices of patterns whose interfaces no longer exist, as the kernel's rxe does.
-    /// Returns true if there were any. An interface that returns gets a new device.
+    /// Returns true if it has removed a device. An interface that is added again gets a new device.
     pub(in crate::resource) fn remove_devices_of_lost_interfaces(&mut self) -> bool {
         let by_pattern = std::mem::take(&mut self.devices.by_pattern);
         let (kept, lost): (Vec<_>, Vec<_>) =
@@ -153,7 +153,7 @@ impl Manager {
         std::mem::take(&mut self.devices.changed)
     }
 
-    /// Notes that a device or its port has changed, which the device tree must show.
+    /// Requests an update of the device tree after a change of a device or its port.
     pub(in crate::resource) fn port_changed(&mut self) {
         self.devices.changed = true;
     }
@@ -234,7 +234,7 @@ impl Manager {
     fn has_interface(&self, name: &str) -> bool {
         self.devices.addresses.iter().any(|row| row.interface == name)
             || Path::new("/sys/class/net").join(name).is_dir()
-            // The addresses of the host are unknown.
+            // Without the list of addresses, the daemon cannot check the name.
             || !self.gids_problem.is_empty()
     }
 }

@@ -1,6 +1,6 @@
-//! The RoCE devices. Each is a name, a GUID and a selection of the daemon's GID table: the
-//! addresses of one interface, or of all. A device has its own indices, which are stable like those
-//! of the daemon's table.
+//! The RoCE devices. A device has a name, a GUID and its own GID table: a selection of the daemon's
+//! table, with the addresses of one interface or of all interfaces. The indices of both tables are
+//! stable.
 
 mod manage;
 
@@ -63,8 +63,8 @@ struct ByPattern {
 }
 
 impl RoceDevice {
-    /// Updates the GID table of the device. `table` is that of the daemon, `now` its entries in the
-    /// order of new indices.
+    /// Updates the GID table of the device. `table` is the daemon's table. `now` has the current
+    /// addresses in the order in which they get indices.
     fn follow(&mut self, table: &[GidRow], now: &[GidRow]) {
         let has = |gid| table.iter().any(|row| row.gid == gid);
         let now = now.iter().filter(|row| has(row.gid));
@@ -89,18 +89,18 @@ impl RoceDevice {
 pub(super) struct RoceDevices {
     /// In the order of their creation.
     list: Vec<RoceDevice>,
-    /// Devices that patterns have created, even if an administrator removed them.
+    /// Devices that patterns have created, including those that an administrator has removed.
     by_pattern: Vec<ByPattern>,
-    /// The addresses of the host, as rows of a GID table, in the order of new indices.
+    /// The addresses of the host, as rows of a GID table, in the order in which they get indices.
     pub(super) addresses: Vec<GidRow>,
-    /// Devices were added or removed, and the device tree does not show it yet.
+    /// The device tree must be updated.
     changed: bool,
-    /// Reason why the device of an interface was not created, if logged.
+    /// Last logged reason why the device of an interface could not be created.
     problem: String,
 }
 
 impl RoceDevices {
-    /// Returns no devices of a host with these addresses.
+    /// Creates an empty list for a host with these addresses.
     pub(in crate::resource) fn new(addresses: Vec<GidRow>) -> Self {
         RoceDevices { addresses, ..RoceDevices::default() }
     }

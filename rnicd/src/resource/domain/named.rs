@@ -85,8 +85,8 @@ impl NamedPds {
         Ok((pd, Opened { pd, session, domains: self.clone() }))
     }
 
-    /// Counts one more object in a domain. The error reports the domain's limit. Private domains
-    /// have no limits.
+    /// Counts one more object in a domain. Returns `None` for a private domain, which has no
+    /// limits. The error reports the domain's limit.
     pub fn enter(
         &self,
         policy: &Policy,

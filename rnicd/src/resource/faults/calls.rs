@@ -1,5 +1,5 @@
-//! Rules of calls that libraries carry out without a request, such as `ibv_post_send(3)`. A library
-//! asks before such a call while its session has rules for it.
+//! Rules for library calls that need no request to the daemon, such as `ibv_post_send(3)`. While a
+//! session has rules for such a call, its library sends a request before each call.
 
 use rnic_abi::abi::control::{LibraryCall, RequestInfo};
 use rnic_abi::abi::queue::SendOpcode;
@@ -11,7 +11,7 @@ use crate::resource::Manager;
 use crate::resource::session::Session;
 
 impl Rule {
-    /// Returns the calls of libraries that the rule concerns: bits of [`LibraryCall`]s.
+    /// Returns the library calls that the rule selects, as bits of [`LibraryCall`]s.
     pub(super) fn library_calls(&self) -> u64 {
         let FaultRule { select, point, .. } = &self.armed.rule;
         let verb = select.verb.filter(|_| *point == Point::Verb);
@@ -20,19 +20,20 @@ impl Rule {
 }
 
 impl Manager {
-    /// Tells the library of a session which of its calls have rules.
+    /// Publishes which library calls have rules that select a session.
     pub(in crate::resource) fn publish_ruled_calls(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let selected = self.faults.rules.values().filter(|rule| rule.selects(session));
         let calls = selected.fold(0, |calls, rule| calls | rule.library_calls());
         session.arenas.set_ruled_calls(calls);
-        // The next change of the rules concerns the session.
+        // The next change of the rules must update the session, even if no rule selects it then.
         session.has_faults |= calls != 0;
     }
 
-    /// Returns true if a rule that selects a session selects a request. A rule for a verb has only
-    /// keys of the verb's requests and of the objects that its effect concerns. Without a verb, it
-    /// selects only requests with an object for each of its keys.
+    /// Returns true if a rule that selects a session selects a request of the session. A rule
+    /// without a verb selects only requests with an object for each key of the rule. A rule with a
+    /// verb may also have keys that requests of this verb lack. These keys select the objects of
+    /// the effect, and are not compared here.
     pub(super) fn selects_request(
         &self,
         select: &Selector,
@@ -62,7 +63,7 @@ impl Manager {
     }
 }
 
-/// Returns the kind of a request that a library is about to post.
+/// Returns the kind of the work request that a library is about to post.
 fn opcode_of(asked: &RequestInfo) -> Option<Opcode> {
     let Some(LibraryCall::PostSend { opcode, .. }) = asked.call else { return None };
     SendOpcode::from_u8(opcode).map(Opcode::of)

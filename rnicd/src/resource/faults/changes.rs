@@ -1,5 +1,5 @@
-//! Changes of devices that rules have in effect: ports that are down, GIDs that are gone, other
-//! P_Keys and speeds, and devices that are removed.
+//! Changes of devices by rules: ports that are down, removed GIDs, other P_Keys and speeds, and
+//! removed devices.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use crate::system;
 pub enum Viewer {
     /// A session.
     Session(SessionId),
-    /// All readers of the device files. The files show a change only if it concerns all users, or
-    /// all programs of the user who runs the daemon.
+    /// All readers of the device files. The files show a change only if its rule selects all
+    /// programs, either of all users or of the user that the daemon runs as.
     Files,
 }
 
 impl Rule {
-    /// Returns true if the rule has changed a device, or concerns its port.
+    /// Returns true if the rule's lasting effect is in force and concerns a device.
     fn has_changed(&self, device: &str) -> bool {
         let select = &self.armed.rule.select;
         self.lasts.is_some() && select.device.as_deref().is_none_or(|name| name == device)
     }
 
-    /// Returns true if the viewer sees the effect of the rule.
+    /// Returns true if the rule's effect is visible to the viewer.
     fn is_seen_by(&self, viewer: Viewer, manager: &Manager) -> bool {
         match viewer {
             Viewer::Session(id) => {
@@ -88,7 +88,7 @@ impl Manager {
         let event = match change {
             Change::Gids { .. } => AsyncEvent::GID_CHANGE,
             Change::PKey(_) => AsyncEvent::PKEY_CHANGE,
-            // The link has been negotiated again.
+            // A new speed means that the port has negotiated the link again.
             Change::Speed { .. } => AsyncEvent::PORT_ACTIVE,
             Change::Removal => return,
         };
@@ -128,7 +128,7 @@ impl Manager {
             return Ok(());
         }
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
-        // A RoCE QP that has neither a name nor a GID may be for another device.
+        // A RoCE QP without the name of a device and without a GID may belong to another device.
         let is_known = |qp: &&Qp| !qp.device.is_empty() || qp.rc.is_some() || !qp.kind.is_roce();
         let (name, qp) = match body {
             R::CreateQp(request) => (Some(&request.device), None),
@@ -157,8 +157,8 @@ impl Manager {
         ))
     }
 
-    /// Returns the names of the devices that a rule selects. The iWARP device has neither a GID
-    /// table nor partitions.
+    /// Returns the names of the devices that a rule selects. Actions that only RoCE devices support
+    /// do not select the iWARP device.
     pub(super) fn devices_of(&self, rule: &FaultRule) -> Vec<String> {
         let wanted = rule.select.device.as_deref();
         let is_selected = |row: &DeviceRow| {
@@ -177,12 +177,12 @@ impl Manager {
         if rules.filter(is_change).count() <= MAX_CHANGES {
             return Ok(());
         }
-        let why = format!("user {owner} may have {MAX_CHANGES} rules that change devices");
+        let why = format!("user {owner} may have at most {MAX_CHANGES} rules that change devices");
         Err(refuse::invalid("fault rule", why))
     }
 
-    /// Returns an error for an action that the selected device does not have, or a change that no
-    /// device can have.
+    /// Returns an error for an action that the selected device does not support, for private data
+    /// that is too long for it, and for a GID index that no selected device has.
     pub(super) fn check_change(&self, rule: &FaultRule) -> Result<(), Refusal> {
         let iwarp = &self.config.device.name;
         if let Some(lacks) = only_roce(rule.action)
@@ -192,7 +192,10 @@ impl Manager {
             return Err(refuse::invalid("device", why));
         }
         if rule.data.len() > REJECT_DATA && rule.select.device.as_ref() != Some(iwarp) {
-            let why = format!("RoCE devices have {REJECT_DATA} bytes; add device={iwarp} for more");
+            let why = format!(
+                "RoCE devices reject with at most {REJECT_DATA} bytes; select device={iwarp} for \
+                 more"
+            );
             return Err(refuse::invalid("data", why));
         }
         let Action::Change { change: Change::Gids { index: Some(index) }, .. } = rule.action else {
@@ -235,7 +238,7 @@ impl Manager {
         qp.rc.as_ref().is_some_and(differ)
     }
 
-    /// Returns the P_Key of a QP of a session. Each QP has that with index 0.
+    /// Returns the P_Key of a QP of a session. All QPs use the P_Key with index 0.
     fn p_key(&self, session: &Session, qp: &Qp) -> u16 {
         let lasting = self.faults.rules.values().filter(|rule| rule.lasts.is_some());
         let key = |rule: &Rule| {
@@ -247,7 +250,7 @@ impl Manager {
         lasting.filter_map(key).next_back().unwrap_or(DEFAULT_P_KEY)
     }
 
-    /// Returns the changes of the ports of a UD QP.
+    /// Returns the changes of the ports of a UD QP by rules: lost GIDs and the P_Key.
     pub(super) fn port_changes(&self, session: &Session, qp: &Qp) -> PortChanges {
         let p_key = self.p_key(session, qp);
         let mut lost = HashSet::new();
@@ -270,7 +273,7 @@ impl Manager {
         PortChanges { lost, p_key }
     }
 
-    /// Returns the ports of a UD QP with the changes that the QP has been given.
+    /// Returns the ports of a UD QP with these changes.
     pub(in crate::resource) fn datagram_port_with(
         &self,
         changes: &PortChanges,
@@ -301,7 +304,7 @@ impl Manager {
         rows
     }
 
-    /// Changes a row as a rule does. Returns false if the device is removed.
+    /// Applies the effect of a rule to a row. Returns false if the rule has removed the device.
     fn change_row(&self, rule: &Rule, row: &mut DeviceRow) -> bool {
         let change = match rule.armed.rule.action {
             Action::PortDown { .. } => {
@@ -331,14 +334,14 @@ impl Manager {
         true
     }
 
-    /// Returns the row of a device's GID table for an index of verbs. A profile may show each row
-    /// as two entries.
+    /// Returns the row of a device's GID table for a GID index of the verbs API. A profile may show
+    /// each row as two entries.
     fn row_of_gid(&self, index: u16) -> usize {
         let entries = if self.config.shown_profile(DeviceKind::Roce).gid_v1 { 2 } else { 1 };
         usize::from(index) / entries
     }
 
-    /// Returns true if a change of GIDs takes a GID from the device of a QP.
+    /// Returns true if a change of GIDs removes this GID from the device of a QP.
     pub(super) fn takes_gid(
         &self,
         select: &Selector,
@@ -356,7 +359,7 @@ impl Manager {
         })
     }
 
-    /// Returns true if a change in effect has taken a GID from the device of a QP.
+    /// Returns true if a change in effect has removed this GID from the device of a QP.
     pub(in crate::resource) fn has_lost_gid(&self, id: SessionId, qp: QpId, gid: Gid) -> bool {
         if self.faults.rules.is_empty() {
             return false;
@@ -375,10 +378,12 @@ impl Manager {
     }
 }
 
-/// Maximum number of rules of a user that change devices. Each QP is compared with each of them.
+/// Maximum number of rules of a user that change devices, because the manager compares each QP with
+/// each of these rules.
 const MAX_CHANGES: usize = 16;
 
-/// Returns the reason if only RoCE devices have an action.
+/// Returns the property of the iWARP device that excludes an action, if only RoCE devices support
+/// the action.
 fn only_roce(action: Action) -> Option<&'static str> {
     match action {
         Action::Change { change: Change::Gids { .. } | Change::PKey(_), .. } => {

@@ -13,7 +13,8 @@ use crate::resource::Manager;
 use crate::resource::qp::QpPhase;
 use crate::resource::session::Session;
 
-/// The session, and the QP if known, whose request a rule selected.
+/// The session and the QP, if known, of the request that a rule selected. `None` for a rule that a
+/// timer triggers.
 pub(super) type Subject = Option<(SessionId, Option<QpId>)>;
 
 impl Manager {
@@ -22,7 +23,7 @@ impl Manager {
         self.faults.next()
     }
 
-    /// Carries out the rules whose time has come, and ends effects.
+    /// Carries out the rules whose timer has expired, and ends effects.
     pub fn run_faults(&mut self, now: Time) {
         for rule in std::mem::take(&mut self.faults.reported) {
             rule.end_report();
@@ -36,28 +37,28 @@ impl Manager {
             } else {
                 self.strike(number, None, now);
             }
-            // The rule may be a setting whose time has come.
+            // The rule may be a setting that comes into force now.
             self.faults.are_stale = true;
         }
         self.refresh_stale_faults();
         self.run_delayed(now);
     }
 
-    /// Handles a rule that a worker has evaluated.
+    /// Carries out the effect of a rule that struck in a worker.
     pub(in crate::resource) fn fault_struck(&mut self, number: u64, qp: QpId) {
         if let Some(rule) = self.faults.rules.get(&number) {
             self.faults.reported.push(rule.armed.clone());
         }
         let Some(session) = self.handles.qps.owner(qp.0) else { return };
         self.take_effect(number, Some((session, Some(qp))), clock::now());
-        // A session that is about to end begins no requests.
+        // A session that is about to end must not start further requests.
         let rule = self.faults.rules.get(&number);
         if rule.is_none_or(|rule| rule.armed.rule.action != Action::EndSession) {
             self.faults.waiting.push(qp);
         }
     }
 
-    /// Lets requests begin that waited for the effects of rules.
+    /// Lets workers start the requests that waited for the effects of rules.
     pub(super) fn release_requests(&mut self) {
         for qp in std::mem::take(&mut self.faults.waiting) {
             if let Some((_, object)) = self.qp_of(qp)
@@ -76,7 +77,8 @@ impl Manager {
         }
     }
 
-    /// Carries out the effect of a rule: on the subject, or without one on all that it selects.
+    /// Carries out the effect of a rule on the subject, or without a subject on all objects that
+    /// the rule selects.
     pub(super) fn take_effect(&mut self, number: u64, subject: Subject, now: Time) {
         let Some(rule) = self.faults.rules.get(&number) else { return };
         let name = rule.name();
@@ -137,14 +139,14 @@ impl Manager {
         if let QpPhase::Bound(worker) = object.phase {
             self.workers.one(worker, EngineCommand::Inject(qp, name, effect));
         } else if effect == QpFault::Fatal && self.end_unbound(session, qp).is_some() {
-            // No request waits for the worker that takes the QP.
+            // The ticket is not needed, because no reply waits for it.
             let reason = rule_of_fault(name);
             self.tell(session, &Event::QpFatal { qp, context, reason });
         }
     }
 
-    /// Begins the lasting effect of a rule. Returns false if the rule has it already. Then only
-    /// its timer restarts: a program may cause any number of occasions.
+    /// Begins the lasting effect of a rule. Returns false if the effect is already in force. Then
+    /// only its timer restarts, because a program may cause any number of occasions.
     fn begin_effect(
         &mut self,
         number: u64,
@@ -209,7 +211,7 @@ impl Manager {
         }
         let text = format!("{} was raised", event.name());
         let mut recorded = None;
-        // In the order of the sessions.
+        // Objects of the same session are adjacent, so each session gets one record.
         for (id, object) in objects {
             self.tell(id, &Event::Async { event: event.number(), object });
             if recorded.replace(id) != Some(id) {
@@ -218,7 +220,8 @@ impl Manager {
         }
     }
 
-    /// Returns the sessions that a rule selects, of the subject or of all.
+    /// Returns the rule and the sessions that it selects: the session of the subject, or all
+    /// sessions without a subject.
     pub(super) fn selected(
         &self,
         number: u64,

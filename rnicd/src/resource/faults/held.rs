@@ -8,10 +8,10 @@ use rnic_abi::types::{ListenerId, RequestId, SessionId};
 
 use crate::cm::{AcceptParams, CmMessage};
 
-/// A reply to a connection request.
+/// A rule that holds back the reply to a connection request.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldReply {
-    /// Number of the rule. REP is held back until it is cleared.
+    /// Number of the rule. When the rule is cleared, REP is no longer held back.
     pub rule: u64,
     /// Name of the rule.
     pub name: FaultName,
@@ -21,11 +21,11 @@ pub struct HeldReply {
 
 /// An accept of an iWARP connection that a rule holds back.
 pub struct HeldAccept {
-    /// Session that accepts.
+    /// Session of the accepting program.
     pub session: SessionId,
     /// Listener of the request.
     pub listener: Option<ListenerId>,
-    /// The accept.
+    /// Parameters of the accept.
     pub params: AcceptParams,
 }
 

@@ -3,13 +3,12 @@
 use rnic_abi::types::*;
 
 use super::held::Later;
-use crate::cm::CmMessage;
 use crate::resource::Manager;
 
 impl Manager {
-    /// Carries out an action later. Events and messages are sent at once if many actions of the
-    /// session are delayed or the session ends: then returns false. A session has at most one
-    /// delayed accept per QP.
+    /// Delays an action of a session until `at`. If the session has ended or has [`MAX_DELAYED`]
+    /// delayed actions, sends an event or a message at once and returns false. Accepts are always
+    /// delayed, because a session has at most one per QP.
     pub(super) fn delay(&mut self, at: Time, session: SessionId, what: Later, now: Time) -> bool {
         let delayed = self.faults.later.values().filter(|(of, _)| *of == session).count();
         let is_accept = matches!(what, Later::Accept(_));
@@ -32,8 +31,8 @@ impl Manager {
         }
     }
 
-    /// Drops the delayed actions and the held accepts of a session that ends. Its messages are sent
-    /// at once.
+    /// Drops the delayed events and the held accepts of a session that ends, and sends its delayed
+    /// messages.
     pub(super) fn end_delayed(&mut self, session: SessionId, now: Time) {
         self.faults.accepts.retain(|_, held| held.session != session);
         let of_session = self.faults.later.extract_if(.., |_, (of, _)| *of == session);
@@ -47,10 +46,7 @@ impl Manager {
     fn carry_out(&mut self, session: SessionId, what: Later, now: Time) {
         match what {
             Later::Event(event) => self.tell(session, &event),
-            Later::Message(message) => {
-                let CmMessage { from, to, mad, .. } = *message;
-                self.cm.pass_message(from, to, mad, now);
-            }
+            Later::Message(message) => self.pass(&message, now),
             Later::Accept(request) => self.end_held_accept(request, now),
         }
     }

@@ -37,7 +37,8 @@ impl Manager {
                     format!("{kind} was delayed by {by:?}")
                 } else {
                     format!(
-                        "{kind} was sent at once: {MAX_DELAYED} actions wait, or the session ends"
+                        "{kind} was sent at once: {MAX_DELAYED} actions of the session are already \
+                         delayed, or the session has ended"
                     )
                 }
             }
@@ -45,7 +46,7 @@ impl Manager {
         self.record_fault(session, name, qp, &text, now);
     }
 
-    fn pass(&mut self, message: &CmMessage, now: Time) {
+    pub(super) fn pass(&mut self, message: &CmMessage, now: Time) {
         let CmMessage { from, to, mad, .. } = *message;
         self.cm.pass_message(from, to, mad, now);
     }
@@ -76,7 +77,7 @@ impl Manager {
     }
 
     /// Returns true if a rule that selects the session of a message selects the message. A message
-    /// about no QP belongs to none.
+    /// that concerns no QP is not selected by keys of a PD, QP or CQ.
     fn selects_message(&self, select: &Selector, session: &Session, message: &CmMessage) -> bool {
         let CmMessage { sender, from, to, .. } = message;
         let Selector { device, pd, qp: only, cq, peer, .. } = select;
@@ -85,7 +86,7 @@ impl Manager {
             |device: &String| self.gids_of(device).iter().any(|r| r.gid == (*from).into());
         let of_qp = match object {
             Some((id, qp)) => {
-                // The peer is that of the message.
+                // The peer is compared below, with the destination of the message.
                 self.selects_qp(&Selector { peer: None, ..select.clone() }, id, qp)
             }
             None => {

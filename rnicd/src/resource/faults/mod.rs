@@ -1,10 +1,10 @@
-//! Fault rules: who may set them, which sessions and QPs they concern, and their effects outside of
-//! the engine.
+//! Fault rules: permission to set them, selection of sessions and QPs, and effects outside of the
+//! engine.
 //!
-//! A rule acts on the sessions of the user who set it, or of one session. An administrator may
-//! select other users. Workers evaluate the rules of requests, messages and completions. Each QP
-//! has the list of its rules ([`qps`]), so that a QP without rules pays nothing. The control thread
-//! evaluates the rules of verbs ([`verbs`], [`calls`]) and those whose time has come ([`effects`]).
+//! A rule acts on the sessions of the user who set it, or on one session. An administrator may
+//! select other users. Workers evaluate the rules of work requests, messages and completions. Each
+//! QP has its own list of rules ([`qps`]), so that rules cost other QPs nothing. The control thread
+//! evaluates the rules of verbs ([`verbs`], [`calls`]) and the rules with a timer ([`effects`]).
 
 mod calls;
 mod changes;
@@ -40,25 +40,27 @@ use qp_faults::LinkKey;
 pub(super) struct FaultRules {
     /// By number, in the order in which they were set.
     rules: BTreeMap<u64, Rule>,
+    /// Last number of a rule or a delayed action.
     last: u64,
     /// Rules with a timer, by time.
     due: BTreeSet<(Time, u64)>,
-    /// Delayed actions of sessions, by time and an order number.
+    /// Delayed actions of sessions, by time and number.
     later: BTreeMap<(Time, u64), (SessionId, Later)>,
-    /// Accepts that are carried out later or never, by request.
+    /// Accepts that rules delay or suppress, by request.
     accepts: HashMap<RequestId, HeldAccept>,
-    /// Reply that a rule holds back, until the request in progress is carried out.
+    /// Rule that holds back the reply of the accept in progress.
     pub(super) held_reply: Option<HeldReply>,
-    /// Rules of which workers have reported an occasion. They may report more in the next round of
-    /// the control thread, so that no rule keeps it busy.
+    /// Rules that workers have reported in this round of the control thread, once per report. These
+    /// reports count against the rule's maximum of waiting reports until the next round, so that
+    /// rules cannot keep the control thread busy.
     reported: Vec<Arc<ArmedFault>>,
     /// QPs with a request that waits for the effect of a rule.
     waiting: Vec<QpId>,
-    /// Some QPs may not have the rules in force.
+    /// The rules have changed, and QPs may still have the previous ones.
     are_stale: bool,
     /// Emulated links that QPs have.
     links: HashMap<LinkKey, Weak<EmulatedLink>>,
-    /// Faults of rules that have been cleared.
+    /// Number of faults of rules that have been cleared.
     past: u64,
 }
 
@@ -67,14 +69,14 @@ struct Rule {
     armed: Arc<ArmedFault>,
     /// User who set the rule.
     owner: u32,
-    /// User concerned; `None` for all.
+    /// User whose sessions the rule selects; `None` for all users.
     user: Option<u32>,
-    /// The only session concerned. The rule ends with it.
+    /// The only session that the rule selects. The rule ends with this session.
     session: Option<SessionId>,
     /// The objects with a lasting effect of the rule.
     lasts: Option<Lasting>,
-    /// The rule is part of the profile and concerns QPs of these devices. It is neither listed nor
-    /// cleared.
+    /// Kind of device, for a rule of the profile. Such a rule selects only QPs of this kind, is not
+    /// listed and cannot be cleared.
     of_profile: Option<DeviceKind>,
     /// `None` for a rule of the profile.
     _charge: Option<Charge>,
@@ -83,14 +85,14 @@ struct Rule {
 /// Objects with a lasting effect of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lasting {
-    /// All that the rule selects.
+    /// All objects that the rule selects.
     All,
     /// One QP.
     Qp(QpId),
 }
 
 impl Rule {
-    /// Returns true if the rule concerns a session.
+    /// Returns true if the rule selects a session.
     fn selects(&self, session: &Session) -> bool {
         let client = &session.client;
         let of_user = || self.user.is_none_or(|uid| client.account() == Some(uid));
@@ -98,7 +100,7 @@ impl Rule {
             && self.armed.rule.select.selects_program(client.pid, &client.command)
     }
 
-    /// Returns true if the rule may concern messages of the connection manager.
+    /// Returns true if the rule may select messages of the connection manager.
     fn concerns_messages(&self) -> bool {
         let FaultRule { action, point, .. } = &self.armed.rule;
         *point == Point::CmMessage || action.holds_reply()
@@ -110,7 +112,8 @@ impl Rule {
 }
 
 impl FaultRules {
-    /// Returns the earliest time at which something is due.
+    /// Returns the time at which [`Manager::run_faults`](crate::resource::Manager::run_faults) is
+    /// due.
     fn next(&self) -> Option<Time> {
         let rule = self.due.first().map(|(at, _)| *at);
         let later = self.later.keys().next().map(|(at, _)| *at);
@@ -118,7 +121,7 @@ impl FaultRules {
         rule.into_iter().chain(later).chain(report).min()
     }
 
-    /// Returns the number of faults so far.
+    /// Returns the number of faults that users' rules have injected since the start.
     pub fn injected(&self) -> u64 {
         let set = self.rules.values().filter(|rule| rule.of_profile.is_none());
         self.past + set.map(|rule| rule.armed.counter.injected()).sum::<u64>()

@@ -10,11 +10,11 @@ use crate::clock;
 use crate::config::Profile;
 
 impl FaultRules {
-    /// Returns the rules of a profile. They concern all programs.
+    /// Returns the rules of a profile. They select all programs.
     pub fn of_profile(profile: &Profile) -> Self {
         let mut rules = FaultRules::default();
         for rule in profile.keys.rules.iter() {
-            // Records do not show it. The names of actions are valid.
+            // Cannot fail: each name of an action is also a valid name of a rule.
             let own = FaultName::parse(rule.action_name).ok();
             let Some(name) = rule.name.or(own) else { continue };
             rules.last += 1;

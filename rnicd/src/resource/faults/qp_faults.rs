@@ -5,19 +5,21 @@ use std::net::IpAddr;
 use rnic_abi::faults::FaultName;
 use rnic_core::engine::PortChanges;
 
-/// What the engine, or the configuration of a QP that no worker holds, was last told.
+/// Rules that the worker of a QP, or the configuration of a QP without a worker, was last given.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct QpFaults {
+    /// Numbers of the rules that the engine evaluates.
     pub rules: Vec<u64>,
+    /// Rule that keeps the QP from sending and receiving.
     pub stopped: Option<FaultName>,
-    /// The rule of memory order, if a worker holds the QP.
+    /// Number of the rule of memory order, if a worker holds the QP.
     pub order: Option<u64>,
     /// Changes of the ports, for a UD QP.
     pub port: PortChanges,
-    /// The rule of its link, in the same way, with the addresses of both ends.
+    /// The emulated link, if a worker holds the QP.
     pub link: Option<LinkKey>,
 }
 
 /// Key of an emulated link: the number of the rule, and the addresses of this end and of the peer.
-/// QPs of the same addresses share its rate.
+/// QPs with the same addresses share the link and its rate.
 pub type LinkKey = (u64, Option<[IpAddr; 2]>);

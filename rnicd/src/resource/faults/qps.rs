@@ -27,7 +27,7 @@ impl FaultRules {
     ) -> Arc<EmulatedLink> {
         let known = self.links.get(&key).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            // Links without QPs are dropped, so there are as many as QPs at most.
+            // Removes entries of links without QPs, so that the map has at most one entry per QP.
             self.links.retain(|_, link| link.strong_count() > 0);
             let link = Arc::new(EmulatedLink::new(fault, shape));
             self.links.insert(key, Arc::downgrade(&link));
@@ -44,7 +44,7 @@ struct SessionRule {
     of_profile: Option<DeviceKind>,
 }
 
-/// Returns true if a rule is not of the profile.
+/// Returns true if any of these rules was set by a user, and is not part of the profile.
 fn has_users_rules(rules: &[SessionRule]) -> bool {
     rules.iter().any(|rule| rule.of_profile.is_none())
 }
@@ -59,9 +59,9 @@ struct RulesOfQp {
 }
 
 impl Manager {
-    /// Gives each QP its rules if they have changed. Visits only QPs of sessions that have rules of
-    /// users or had some, so that the rules of a user cost other users nothing. Rules of the
-    /// profile do not change.
+    /// Gives each QP its rules if the rules have changed. Visits only QPs of sessions that users'
+    /// rules select now or selected before, so that the rules of one user cost other users nothing.
+    /// Rules of the profile do not change.
     pub(in crate::resource) fn refresh_stale_faults(&mut self) {
         if !std::mem::take(&mut self.faults.are_stale) {
             return self.release_requests();
@@ -82,11 +82,11 @@ impl Manager {
                 self.give_rules(id, qp, &rules);
             }
         }
-        // The QPs have the effects now.
+        // Must follow the commands above, so that the requests start under the new rules.
         self.release_requests();
     }
 
-    /// Gives a QP its rules. Called when it is created, and when its peer or device is known.
+    /// Gives a QP its rules. Called when the QP is created, and when its peer or device is known.
     pub(in crate::resource) fn refresh_faults_of(&mut self, qp: QpId) {
         if self.faults.rules.is_empty() {
             return;
@@ -109,7 +109,7 @@ impl Manager {
             of_profile: rule.of_profile,
         };
         let mut rules: Vec<_> = selected.map(rule).collect();
-        // The first rule that strikes acts, so those of users must precede those of the profile.
+        // The first rule that strikes acts, so users' rules must precede the rules of the profile.
         rules.sort_by_key(|rule| rule.of_profile.is_some());
         rules
     }
@@ -158,8 +158,8 @@ impl Manager {
         }
     }
 
-    /// Returns the rules that select a QP of their session. Of those of memory order, and of those
-    /// of links, the first applies, once a worker holds the QP.
+    /// Returns the rules that select a QP of a session. At most one rule of memory order and one
+    /// rule of a link apply, the first of each kind, and only once a worker holds the QP.
     fn select_rules(
         &self,
         session: &Session,
@@ -232,8 +232,9 @@ impl Manager {
             && device.as_ref().is_none_or(|device| self.is_on(qp, device))
     }
 
-    /// Returns true if a QP belongs to a device. If the program has not named the device, a QP of a
-    /// RoCE device belongs to each with its GID, and without a GID to any of them.
+    /// Returns true if a QP belongs to a device. If the program has not named the device, an RC or
+    /// UC QP belongs to each RoCE device that has its GID. A QP without a GID belongs to all RoCE
+    /// devices.
     pub(super) fn is_on(&self, qp: &Qp, device: &str) -> bool {
         if !qp.device.is_empty() {
             return qp.device == device;

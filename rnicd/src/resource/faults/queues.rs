@@ -58,7 +58,7 @@ impl Manager {
         found
     }
 
-    /// Fails the CQs that a rule selects, as a worker fails one that overruns.
+    /// Fails the CQs that a rule selects, as a worker fails a CQ that overruns.
     pub(super) fn fail_cqs(&mut self, number: u64, subject: Subject, now: Time) {
         let Some(name) = self.faults.rules.get(&number).map(super::Rule::name) else { return };
         for (id, cq) in self.cqs_of(number, subject) {
@@ -76,7 +76,7 @@ impl Manager {
         }
     }
 
-    /// Fails the SRQs that a rule selects, as a worker fails one whose ring is corrupt.
+    /// Fails the SRQs that a rule selects, as a worker fails an SRQ whose ring is corrupt.
     pub(super) fn fail_srqs(&mut self, number: u64, subject: Subject, now: Time) {
         let Some(name) = self.faults.rules.get(&number).map(super::Rule::name) else { return };
         for (id, srq) in self.srqs_of(number, subject) {

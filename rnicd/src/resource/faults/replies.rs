@@ -1,8 +1,8 @@
-//! Rules of replies to connection requests, which are sent late or never.
+//! Rules that delay or suppress replies to connection requests.
 //!
-//! The accept of an iWARP connection is carried out later: until then the request is undecided, and
-//! if it ends, so does the attempt of the QP. A connection of an RC or UC QP is accepted at once,
-//! and REP is delayed or dropped whenever it is sent.
+//! On the iWARP device a rule delays the accept itself. The request stays undecided until then, and
+//! if the request ends, the QP's connection attempt fails. A connection of an RC or UC QP is
+//! accepted at once, and each REP is delayed or dropped when it is sent.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,7 +19,7 @@ use crate::resource::session::Session;
 use crate::resource::{Manager, find, refuse};
 
 impl Manager {
-    /// Accepts a request, now or as a rule requires.
+    /// Accepts a request at once, or as the rule `held` requires.
     pub(in crate::resource) fn accept_by_rules(
         &mut self,
         id: SessionId,
@@ -45,7 +45,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Rejects a connection request that its program accepts. Returns false if the request has
+    /// Rejects a connection request that the program accepts. Returns false if the request has
     /// ended.
     pub(super) fn reject_accepted(
         &mut self,
@@ -65,14 +65,15 @@ impl Manager {
         }
         let context = object.shared.context.load(Relaxed);
         let kind = object.kind;
-        // An id of RDMA_PS_TCP may have a UD QP: programs that wire their own QPs pass any.
+        // The kind of the QP is not sufficient: programs that connect their QPs themselves may
+        // accept an RC connection with the number of a UD QP.
         let is_for_ud = self.cm.is_for_ud(request);
         self.cm.reject_unasked(request, &rule.rule.data, now);
         let text = "the connection request was rejected";
         self.record_fault(id, rule.name, Some(qp), text, now);
         let reason = rule_of_fault(rule.name);
         let event = match kind {
-            // The program serves further requests with the QP.
+            // No event, because the QP has no connection and also serves other requests.
             _ if is_for_ud => return true,
             kind if kind.is_roce() => {
                 let private_data = vec![0; REJECT_DATA];
@@ -87,7 +88,7 @@ impl Manager {
         true
     }
 
-    /// Holds back the REP of a QP that has accepted a connection, or no longer.
+    /// Sets or removes the rule that holds back the REP of a QP.
     pub(in crate::resource) fn hold_rep(&mut self, qp: QpId, held: Option<HeldReply>) {
         if let Some((_, object)) = self.qp_of(qp) {
             object.held_reply = held;

@@ -14,7 +14,7 @@ use crate::resource::listing::page::Page;
 use crate::resource::{Manager, find, refuse};
 
 impl Manager {
-    /// Sets the rules of a text, all or none. `own` limits them to the session.
+    /// Sets the rules in `text`, all or none. `own` limits them to the session.
     pub(in crate::resource) fn set_faults(
         &mut self,
         id: SessionId,
@@ -75,10 +75,11 @@ impl Manager {
         if !is_own && !client.rights.admin {
             return Err(Refusal::NotAllowed {
                 rule: "control.admins".to_owned(),
-                what: format!("a fault rule for other users, as user {owner}"),
+                what: format!("set a fault rule for other users as user {owner}"),
             });
         }
-        // Each process of a job has the rules of its environment, with the same names.
+        // Names of rules for one session are unique only in that session: all processes of a job
+        // may take the same rules from their environment.
         let only = own.then_some(id);
         let beside =
             |rule: &&Rule| rule.owner == owner && rule.session == only && rule.of_profile.is_none();
@@ -106,8 +107,8 @@ impl Manager {
         })
     }
 
-    /// Clears the rule with a name, or all rules: those of the session's user, and for
-    /// administrators those of all users.
+    /// Clears the rule with this name, or all rules. Only administrators can clear the rules of
+    /// other users.
     pub(in crate::resource) fn clear_faults(
         &mut self,
         id: SessionId,
@@ -155,7 +156,8 @@ impl Manager {
         self.end_delayed(id, now);
     }
 
-    /// Returns the rules that the session's user has set, or that all users have.
+    /// Returns the rules that the user of the session `own` has set, or without `own` the rules of
+    /// all users.
     fn visible_faults(&self, own: Option<SessionId>) -> impl Iterator<Item = (&u64, &Rule)> {
         let uid = own.and_then(|id| self.sessions.get(&id)).map(|s| s.client.identity.uid);
         self.faults.rules.iter().filter(move |(_, rule)| {
@@ -163,12 +165,12 @@ impl Manager {
         })
     }
 
-    /// Returns the number of rules that the session's user has set, or that all users have.
+    /// Returns the number of [`visible_faults`](Self::visible_faults).
     pub(in crate::resource) fn faults_visible_to(&self, own: Option<SessionId>) -> u32 {
         u32::try_from(self.visible_faults(own).count()).unwrap_or(u32::MAX)
     }
 
-    /// Returns a page of the rules that the session's user has set, or that all users have.
+    /// Returns a page of [`visible_faults`](Self::visible_faults).
     pub(in crate::resource) fn fault_rows(
         &self,
         own: Option<SessionId>,

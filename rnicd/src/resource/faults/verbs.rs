@@ -32,7 +32,8 @@ impl Manager {
         let is_iwarp = |qp: &Qp| qp.kind == QpType::Iwarp;
         let selects = |rule: &super::Rule| {
             let FaultRule { select, action, point, .. } = &rule.armed.rule;
-            // A call of the library that no rule concerns costs no request.
+            // Libraries report only calls that rules name, so a rule without a verb selects no
+            // library call.
             let is_of_verb = match select.verb {
                 Some(only) => only == verb,
                 None => asked.call.is_none(),
@@ -133,8 +134,8 @@ impl Manager {
     }
 }
 
-/// Returns true if an action of events concerns the event that a library queues. Other actions
-/// concern all requests.
+/// Returns true if an action on events applies to the event that a library queues. Other actions
+/// apply to all requests.
 fn is_of_event(action: Action, asked: &RequestInfo) -> bool {
     let Action::CmEvent { kind, effect } = action else { return true };
     let Some(LibraryCall::CmEvent { kind: number, .. }) = asked.call else { return false };

@@ -41,7 +41,7 @@ impl Manager {
         Outcome::now(ReplyBody::Listener { listener, address })
     }
 
-    /// Notifies a session that a connection that it passed has ended without a request.
+    /// Notifies a session that a connection which it has passed has ended without a request.
     pub(in crate::resource) fn no_request(&mut self, listener: ListenerId, reason: String) {
         let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
         let Ok(session) = find(&mut self.sessions, owner) else { return };
@@ -50,8 +50,8 @@ impl Manager {
         session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
     }
 
-    /// Returns an error if too many passed descriptors wait to be closed, because each is also a
-    /// descriptor of the daemon.
+    /// Returns an error if too many passed descriptors wait to be closed, because each of them
+    /// occupies a descriptor of the daemon.
     pub fn may_pass(&self, user: u32, id: Option<SessionId>) -> Result<(), Refusal> {
         let Some(session) = id.and_then(|id| self.sessions.get(&id)) else { return Ok(()) };
         let rights = session.account.rights();

@@ -14,7 +14,7 @@ use crate::resource::{Manager, find, refuse};
 use crate::system;
 
 impl Manager {
-    /// Binds a TCP address, or one in a port space of the RoCE device.
+    /// Binds a TCP address, or an address in a port space of the RoCE device.
     pub(in crate::resource) fn bind(
         &mut self,
         id: SessionId,
@@ -26,7 +26,7 @@ impl Manager {
         let address = to.address;
         self.may_serve(id, address)?;
         self.may_use_port(id, "bind", address)?;
-        // Other daemons may send requests for this port.
+        // Other daemons send requests for this port to `wired.port`.
         if space.is_some() && !self.wired_port.was_attempted() {
             self.open_wired_port();
         }

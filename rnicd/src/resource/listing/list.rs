@@ -1,4 +1,5 @@
-//! Queries from `rnicctl`: all users' objects for administrators, the session's own for others.
+//! Queries from libraries and `rnicctl`. Administrators see the objects of all users, and other
+//! clients the objects of their own session.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +31,7 @@ impl Manager {
         let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
         let max_srq_wr = config.wired.profile.srq_wr().map_or(u64::MAX, |most| most.limit);
         let max_srq_wr = limits.device.of(Kind::QueueDepth).min(max_srq_wr);
-        // Fits: the limit of a queue is at most 2^16.
+        // Fits, because the depth of a queue is limited to 2^16.
         let max_srq_wr = u32::try_from(max_srq_wr).unwrap_or(u32::MAX);
         Outcome::now(ReplyBody::Device(DeviceAttributes {
             name: device.name.clone(),

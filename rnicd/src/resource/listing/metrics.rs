@@ -54,7 +54,7 @@ impl Manager {
         let injected = "Faults injected by fault rules.";
         page.metric("faults_injected_total", MetricKind::Counter, injected)
             .sample(&[], self.faults.injected());
-        let dropped = "Packets dropped at wired.port as not from a daemon.";
+        let dropped = "Packets dropped at wired.port because they cannot be from a daemon.";
         page.metric("packets_dropped_total", MetricKind::Counter, dropped)
             .sample(&[], self.workers.dropped_packets());
         let mut metric = page.metric("objects", MetricKind::Gauge, "Objects, or bytes, in use.");
@@ -82,7 +82,8 @@ impl Manager {
         }
     }
 
-    /// Returns users with any objects or counters. `None` is for users that are counted together.
+    /// Returns users with any objects or counters. The key `None` stands for all users after the
+    /// first [`USERS`].
     fn users(&self) -> BTreeMap<Option<u32>, User<'_>> {
         let mut users = BTreeMap::<Option<u32>, User<'_>>::new();
         let Totals { users: past, others, .. } = &self.records.past;

@@ -111,7 +111,7 @@ impl<R: Serialize> Page<R> {
     }
 }
 
-/// Upper bound of the bytes of a reply without its rows.
+/// Maximum length of a reply without its rows, in bytes.
 const REPLY_HEAD: usize = 64;
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the records below `before` of `rows` records, newest first, each with its key.
+    /// Returns the numbers below `before` of `rows` records, newest first, with their keys.
     fn below(before: u64, rows: u64) -> impl Iterator<Item = (u64, u64)> {
         (1..before.min(rows + 1)).rev().map(|n| (n + 1, n))
     }

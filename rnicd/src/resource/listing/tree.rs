@@ -19,7 +19,7 @@ impl Manager {
                 own.map(|(own, index)| if *index == NO_GID { gids::empty() } else { own.clone() })
                     .collect()
             } else {
-                // The iWARP device has one GID, of the first address.
+                // The iWARP device shows one GID, the first of the table.
                 self.gids.iter().take(1).cloned().collect()
             };
             let profile = self.config.shown_profile(row.kind);
@@ -65,9 +65,9 @@ impl Manager {
         sums.into_iter().map(|(name, sum)| (name.to_owned(), sum.counters)).collect()
     }
 
-    /// Returns the name of a QP's device, or an empty name if the device does not exist. A QP whose
-    /// program has not named the device belongs to the first with its GID, or else to the first of
-    /// its kind.
+    /// Returns the name of a QP's device, or an empty name if the device does not exist. If the
+    /// program has not named the device, the QP belongs to the first device that has its GID, or
+    /// else to the first device of its kind.
     pub(in crate::resource) fn device_of(&self, qp: &Qp) -> &str {
         if !qp.device.is_empty() {
             return self.device_names().find(|name| *name == qp.device).unwrap_or_default();
@@ -87,7 +87,7 @@ impl Manager {
         std::iter::once(&*self.config.device.name).chain(roce)
     }
 
-    /// Adds the counters of removed devices to those of no device.
+    /// Moves the counters of removed devices to the entry for QPs without a device.
     pub(in crate::resource) fn forget_removed_devices(&mut self) {
         let names: Vec<_> = self.device_names().map(str::to_owned).collect();
         self.records.past.retain_devices(|name| names.iter().any(|known| known == name));

@@ -25,8 +25,8 @@ use crate::resource::{Manager, find, refuse};
 use crate::worker::Command;
 
 impl Manager {
-    /// Attaches an address space. `memory` may be any file. It is only accessed if the client is
-    /// allowed to make the daemon wait. Otherwise the reaper closes it.
+    /// Attaches an address space. `memory` may be any file. The daemon accesses the file only if
+    /// the client is allowed to make the daemon wait. Otherwise the reaper closes it.
     pub(in crate::resource) fn attach_memory(&mut self, id: SessionId, memory: Passed) -> Answer {
         let session = find(&mut self.sessions, id)?;
         if session.attached.is_some() {
@@ -64,7 +64,8 @@ impl Manager {
             None => 0,
         };
         if worker as usize != made || worker >= workers {
-            let why = format!("{worker}: serve each of the {workers} workers once, from 0 on");
+            let why =
+                format!("{worker}: serve each of the {workers} workers once, in order from 0");
             return Err(refuse::invalid("worker", why));
         }
         let doorbell = session.doorbells.allocate()?;

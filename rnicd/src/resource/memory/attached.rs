@@ -67,7 +67,7 @@ pub fn attached_memory(
         return Err(refuse::invalid("source", "this session has not attached its memory"));
     };
     if *gone {
-        return Err(refuse::invalid("source", "the attached address space is gone"));
+        return Err(refuse::invalid("source", "the attached address space has ended"));
     }
     if address.checked_add(length).is_none_or(|end| end > USER_END) {
         let why = format!("{address:#x} plus {length} bytes exceeds the user address space");

@@ -31,7 +31,8 @@ impl Manager {
         Outcome::later()
     }
 
-    /// Replaces a region under the same handle and STag, once the old one is no longer used.
+    /// Replaces a region under the same handle and STag, after all workers have removed the old
+    /// region.
     pub(in crate::resource) fn rereg_mr(
         &mut self,
         id: SessionId,
@@ -125,7 +126,8 @@ impl Manager {
         self.pending.insert(ticket, Pending::RegMr { session, mr, stag });
     }
 
-    /// Revokes a region without bound windows in all workers. The ticket waits for copies, too.
+    /// Revokes a region without bound windows in all workers. The ticket also waits for copies in
+    /// progress.
     fn withdraw(&mut self, id: SessionId, mr: MrId) -> Result<Ticket, Refusal> {
         let session = find(&mut self.sessions, id)?;
         let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;

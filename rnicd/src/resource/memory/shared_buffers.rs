@@ -92,7 +92,7 @@ impl Manager {
         if !unmapping {
             return Outcome::done();
         }
-        // It is charged until it is unmapped, and the answer waits for that.
+        // The buffer is charged until the reaper has unmapped it, and the answer waits for that.
         let receipt = self.reaper.drop_counted(session.client.identity.uid, object);
         self.unmapping.insert(receipt, id);
         Outcome::later()

@@ -18,7 +18,7 @@ pub struct DatagramPolicy {
     listen: Option<Arc<[AddressRule]>>,
     /// Addresses to send to. `None` without `[[connect]]` rules.
     connect: Option<Arc<[AddressRule]>>,
-    /// Addresses of this host or its links are allowed.
+    /// Addresses of this host or its links ([`stays_on_host`]) are allowed.
     host: bool,
 }
 

@@ -2,8 +2,8 @@
 //! domains, and addresses to listen at and connect to.
 //!
 //! User and group names are resolved to IDs once, from `/etc/passwd` and `/etc/group`. A client is
-//! identified only by the IDs that the kernel reports for its socket. The manager queries this
-//! module, which counts nothing.
+//! identified only by the IDs that the kernel reports for its socket. This module has no state
+//! other than the rules.
 
 mod datagrams;
 mod rights;

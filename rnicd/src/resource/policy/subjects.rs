@@ -12,7 +12,7 @@ pub struct Identity {
     pub uid: u32,
     /// Effective and supplementary groups.
     pub gids: Vec<u32>,
-    /// Its network namespace differs from the daemon's, or is unknown.
+    /// The client's network namespace is unknown or differs from the daemon's.
     pub foreign: bool,
 }
 

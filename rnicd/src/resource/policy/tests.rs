@@ -170,7 +170,7 @@ fn foreign_clients_cannot_reach_host_addresses() {
 }
 
 #[test]
-fn passing_sockets_is_a_right_of_its_own() {
+fn passing_sockets_is_a_separate_right() {
     let policy = policy(
         "[[user]]\nwho = 5\nsockets = true\n[[user]]\nwho = 6\ntrusted = true\n\
          [[group]]\nwho = 50\nsockets = true\n",

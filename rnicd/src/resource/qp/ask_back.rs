@@ -1,10 +1,10 @@
-//! Verification of requests at `wired.port`, as the verifying and as the answering daemon.
+//! Verification of requests at `wired.port`: sends queries to other daemons, and answers theirs.
 //!
-//! Any program on a host can connect from the host's address and claim to be any of its QPs. So
+//! Any program on a host can connect from the host's address and claim to be any QP of the host. So
 //! before it accepts a request, this daemon connects to `wired.port` at the source address and asks
 //! whether the daemon there made the attempt with the number in the request. Only the daemon that
-//! made the attempt and the daemon that received it know the number. A verification is not verified
-//! in turn.
+//! made the attempt and the daemon that received it know the number. Queries are answered without
+//! verification.
 
 use rnic_abi::abi::control::Wiring;
 use rnic_abi::types::*;
@@ -44,7 +44,7 @@ impl Manager {
         }
     }
 
-    /// Accepts, holds or rejects a request after the reply of the daemon that was asked.
+    /// Accepts, holds or rejects a request after the reply to the verification query.
     pub(in crate::resource) fn asked_back(
         &mut self,
         request: RequestId,
@@ -55,14 +55,14 @@ impl Manager {
             Ok(answer) if VerificationQuery::is_confirmed_by(&answer) => {
                 self.decide_request(request, said)
             }
-            Ok(_) => self.refuse_unconfirmed(request, &said, "the daemon there did not begin it"),
+            Ok(_) => self.refuse_unconfirmed(request, &said, "the daemon there did not make it"),
             Err(why) => self.refuse_unconfirmed(request, &said, &why),
         }
     }
 
-    /// Rejects a request without any information about the QP. If the request claims to come from
-    /// the QP's peer, the QP's diagnosis reports the reason, but only once per stream, because each
-    /// change costs a message to the worker.
+    /// Rejects a request. The rejection discloses nothing about the QP. If the request claims to
+    /// come from the QP's peer, the QP's diagnosis reports the reason, but only once per stream,
+    /// because each change costs a message to the worker.
     fn refuse_unconfirmed(&mut self, request: RequestId, said: &Introduction, why: &str) {
         self.reject_daemon(request, Rejection::NotConfirmed);
         let Introduction { gid, qp, to_qp, .. } = *said;
@@ -83,7 +83,7 @@ impl Manager {
 
     // --- Answering ---------------------------------------------------------------------------
 
-    /// Replies to another daemon's query whether this daemon made an attempt.
+    /// Replies to the query of another daemon whether this daemon made an attempt.
     pub(super) fn answer_ask_back(
         &mut self,
         request: RequestId,

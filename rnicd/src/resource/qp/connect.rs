@@ -191,7 +191,7 @@ impl Manager {
                 let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
                 let Ok(session) = find(&mut self.sessions, owner) else { return };
                 let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
-                // Only for requests that the client has seen and neither accepted nor rejected.
+                // The client gets no event for a request that it has accepted or rejected.
                 if session.requests.remove(&request).is_some() {
                     let event = Event::RequestWithdrawn { listener, context, request, reason };
                     session.tell_in_order(event);
@@ -287,8 +287,8 @@ impl Manager {
         }
     }
 
-    /// Reports a failed connection. A connecting QP becomes Idle again, an accepting one moves to
-    /// Error.
+    /// Reports a failed connection. A connecting QP becomes Idle again, and an accepting QP moves
+    /// to Error.
     pub(in crate::resource) fn unreachable(&mut self, qp: QpId, why: ConnectFailure) {
         let ConnectFailure { errno, reason } = why;
         let Some((session, object)) = self.qp_of(qp) else { return };
@@ -314,7 +314,7 @@ impl Manager {
         self.tell(session, &Event::Unreachable { qp, context, errno, reason });
     }
 
-    /// Records that a worker owns a QP from now on.
+    /// Records that a worker holds a QP, and the QP's connection.
     fn connected(
         &mut self,
         qp: QpId,
@@ -363,7 +363,8 @@ impl Manager {
         }
     }
 
-    /// Counts a connection against the rate limit of the session's user, or refuses it.
+    /// Counts a connection against the rate limit of the session's user. Returns an error if the
+    /// limit is exceeded.
     pub(in crate::resource) fn take_rate(
         &mut self,
         id: SessionId,

@@ -43,18 +43,16 @@ pub struct Qp {
     pub pd: PdId,
     pub send_cq: CqId,
     pub recv_cq: CqId,
-    /// SRQ, if the QP has no receive queue of its own.
+    /// SRQ that the QP uses instead of a receive queue.
     pub srq: Option<SrqId>,
     pub shared: Arc<QpShared>,
     pub phase: QpPhase,
-    /// QP type.
     pub kind: QpType,
-    /// Name of its device as the program has given it, or empty.
+    /// Name of the device as given by the program, or empty.
     pub device: String,
     /// Attributes and stream of an RC or UC QP. `None` before Rtr.
     pub rc: Option<RcAttr>,
-    /// PSN of the last connection request that was rejected, and the reason. The diagnosis has
-    /// reported it.
+    /// PSN and reason of the last rejected connection request. Its diagnosis exists already.
     pub rejected: Option<(u32, u16)>,
     /// State and Q_Key of a UD QP. `None` before Rtr.
     pub datagrams: Option<UdAttr>,
@@ -64,7 +62,7 @@ pub struct Qp {
     pub reads: Option<Reads>,
     /// Fault rules of the QP.
     pub faults: QpFaults,
-    /// A rule holds back the REP with which the QP accepts a connection.
+    /// Rule that holds back the REP with which the QP accepts a connection.
     pub held_reply: Option<HeldReply>,
     /// Membership in a named domain.
     pub membership: Option<Membership>,

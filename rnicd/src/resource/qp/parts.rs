@@ -20,7 +20,7 @@ pub struct QpParts {
     pub pd: PdId,
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
-    /// SRQ, if the QP has no receive queue of its own.
+    /// SRQ that the QP uses instead of a receive queue.
     pub srq: Option<Arc<Srq>>,
     pub sq: QueuePlace,
     pub rq: Option<QueuePlace>,

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn seekers_of_changed_qps_look_in_turn() {
+    fn seekers_of_changed_qps_search_in_turn() {
         let mut rendezvous = Rendezvous::default();
         for n in 10..20 {
             rendezvous.seek(QpId(n), QpId(1), "");

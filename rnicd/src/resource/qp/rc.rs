@@ -138,8 +138,8 @@ impl Manager {
             return Ok(());
         }
         let why = format!(
-            "{local} is no address of this host, so only QPs of this daemon have it, and {remote} \
-             is elsewhere; use another GID index, or add the address to the interface"
+            "{local} is not an address of this host, so QPs with this GID cannot reach {remote} at \
+             another daemon; use another GID index, or add the address to the interface"
         );
         Err(refuse::invalid("local", why))
     }
@@ -348,7 +348,7 @@ impl Manager {
     }
 
     /// Returns a QP's peer and the peer's worker, if the peer is at this daemon and has this QP as
-    /// its own peer. The error is the reason why not.
+    /// its own peer. The error is the reason for the diagnosis.
     fn find_mutual_peer(&self, qp: QpId, wiring: &Wiring) -> Result<(QpId, u32), String> {
         let Wiring { local, remote, remote_qp: peer, .. } = *wiring;
         if !self.uses_direct_path(qp, wiring) {

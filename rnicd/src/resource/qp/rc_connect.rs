@@ -1,6 +1,7 @@
-//! Connections of RC and UC QPs by messages of a connection manager: checks and events.
+//! Connections of RC and UC QPs through connection managers (REQ, REP, RTU): checks and events.
 //!
-//! The messages do not change the QPs. The programs do, with the attributes that they exchange.
+//! The messages do not change the QPs. The programs do that, with the attributes that they have
+//! exchanged.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
@@ -94,8 +95,9 @@ impl Manager {
         Outcome::done()
     }
 
-    /// Ends a connection whose peer has requested another one with the same QP. While the QPs have
-    /// a stream, the peer's daemon still has that connection, so the request is forged.
+    /// Ends a connection whose peer has requested another connection with the same QP. Ignores the
+    /// request while the QPs have a stream: the peer's daemon still has the connection then, so the
+    /// request is forged.
     pub(super) fn end_stale(&mut self, qp: QpId, remote_qp: QpId, peer: IpAddr) {
         let gid = Gid::from(peer);
         if !self.rc(qp).is_some_and(|rc| rc.is_linked_with(gid, remote_qp)) {
@@ -164,8 +166,8 @@ impl Manager {
         }
     }
 
-    /// Reports the end of a connection. Messages that the peer has sent before complete first: DREQ
-    /// does not travel in their stream, and may be received earlier.
+    /// Reports the end of a connection, after the messages that the peer sent before DREQ have
+    /// completed. DREQ does not travel in the stream of these messages, and may overtake them.
     fn rc_disconnected(&mut self, session: SessionId, qp: QpId) {
         let Ok(of) = find(&mut self.sessions, session) else { return };
         let copier = of.attached.as_ref().and_then(Attached::copier);
@@ -185,8 +187,8 @@ impl Manager {
     }
 }
 
-/// Returns the type of a connection in the name of this QP. A UD QP may stand for a QP of another
-/// device: UCX wires its own and only needs a number here.
+/// Returns the type of a connection that a program requests or accepts with this QP. A UD QP is
+/// permitted, because UCX connects its QPs itself and passes a UD QP only for its number.
 fn service_of(qp: QpId, object: &Qp) -> Result<Service, Refusal> {
     match object.kind {
         QpType::Rc | QpType::Ud => Ok(Service::Reliable),
@@ -195,7 +197,7 @@ fn service_of(qp: QpId, object: &Qp) -> Result<Service, Refusal> {
     }
 }
 
-/// Refuses the port space of UD QPs.
+/// Returns an error for the port space of UD QPs.
 pub(in crate::resource) fn space_of_rc(space: PortSpace) -> Result<PortSpace, Refusal> {
     match space {
         PortSpace::Tcp | PortSpace::Ib => Ok(space),

@@ -79,14 +79,14 @@ impl Rejection {
             Rejection::InError => "it is in Error",
             Rejection::Psn { awaited } => {
                 return format!(
-                    "PSNs differ: this side expects {awaited} (rq_psn), queue pair {peer} would send \
-                     from a different one on (sq_psn)"
+                    "PSNs differ: this side expects {awaited} (rq_psn), but queue pair {peer} \
+                     starts with a different PSN (sq_psn)"
                 );
             }
             Rejection::OwnPsn { sends } => {
                 return format!(
-                    "PSNs differ: this side would send from {sends} on (sq_psn), queue pair {peer} \
-                     expects a different one (rq_psn)"
+                    "PSNs differ: this side starts with {sends} (sq_psn), but queue pair {peer} \
+                     expects a different PSN (rq_psn)"
                 );
             }
             Rejection::Busy => "its previous stream has not ended yet",
@@ -118,9 +118,7 @@ impl Rejection {
 
 /// Describes a mismatch between the `sq_psn` of one end and the `rq_psn` of the other.
 pub(super) fn psns_differ(from: &str, sends: u32, to: &str, awaited: u32) -> String {
-    format!(
-        "PSNs differ: {from} would send from {sends} on (sq_psn), {to} expects {awaited} (rq_psn)"
-    )
+    format!("PSNs differ: {from} starts with {sends} (sq_psn), but {to} expects {awaited} (rq_psn)")
 }
 
 /// Describes a mismatch of the path MTUs of the two ends.
@@ -182,8 +180,8 @@ mod tests {
         assert_eq!(Rejection::Psn { awaited: 9 }.private_data(), b"RNWD\x02\x06\0\0\0\x09");
         assert_eq!(Rejection::OwnPsn { sends: 8 }.private_data(), b"RNWD\x02\x0B\0\0\0\x08");
         let text = Rejection::Psn { awaited: 9 }.of(QpId(5), Gid([0; 16]));
-        assert!(text.contains("this side expects 9 (rq_psn), queue pair 5"), "{text}");
+        assert!(text.contains("this side expects 9 (rq_psn), but queue pair 5"), "{text}");
         let text = Rejection::OwnPsn { sends: 8 }.of(QpId(5), Gid([0; 16]));
-        assert!(text.contains("this side would send from 8 on (sq_psn), queue pair 5"), "{text}");
+        assert!(text.contains("this side starts with 8 (sq_psn), but queue pair 5"), "{text}");
     }
 }

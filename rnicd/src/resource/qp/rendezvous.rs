@@ -109,7 +109,7 @@ impl Manager {
             peer_to_peer: true,
         };
         if is_first {
-            // Later attempts have a more precise reason.
+            // Before later attempts, the diagnosis already has the result of an earlier one.
             let Wiring { remote, remote_qp, .. } = wiring;
             let why = format!(
                 "queue pair {remote_qp} at {remote}: its host has accepted no TCP connection to \
@@ -162,7 +162,7 @@ impl Manager {
         self.rendezvous.next_dial()
     }
 
-    /// Runs a bounded number of due attempts.
+    /// Runs due attempts and searches, a bounded number of each.
     pub fn dial_due(&mut self, now: Time) {
         for _ in 0..DIALS_PER_CALL {
             let Some(qp) = self.rendezvous.pop_due(now) else { break };
@@ -297,7 +297,8 @@ impl Manager {
         }
         match rc.stream {
             None => Ok(Some(worker)),
-            // If both connect to each other, the attempt of the lower end wins if it gets through.
+            // If both ends connect, the attempt of the lower end wins. The lower end accepts the
+            // other attempt only if its own has not reached the peer.
             Some(RcStream::Connecting { .. })
                 if (said.gid, said.qp) < (wiring.local, qp) || self.cm.is_unseen_by_peer(qp) =>
             {
@@ -307,7 +308,7 @@ impl Manager {
         }
     }
 
-    /// Records why a QP has rejected its peer, and so has no stream.
+    /// Records why a QP has no stream after it has rejected its peer.
     fn explain_mismatch(&mut self, said: &Introduction, why: Rejection) {
         let qp = said.to_qp;
         let Some(RcAttr { wiring, sending, .. }) = self.rc(qp) else { return };
@@ -389,7 +390,8 @@ impl Manager {
         }
         rc.stream = Some(RcStream::Tcp);
         rc.unconfirmed_reported = false;
-        // Pause before the next attempt, because the peer may end a stream that it has accepted.
+        // Requires a pause before the next attempt, because the peer may end each stream as soon as
+        // it has accepted it.
         rc.tries = u32::from(dialled);
         let ord = rc.sending.map_or(0, |s| s.ord).min(peer.ird);
         object.connection = Some(Connection { path: "tcp", addresses, ird: rc.wiring.ird, ord });
@@ -444,14 +446,15 @@ fn answers_for_peer(said: &Introduction, qp: QpId, wiring: &Wiring) -> bool {
         && (said.to_gid, said.to_qp) == (wiring.local, qp)
 }
 
-/// User ID that start-ups of other daemons are charged to. No user should have it, so they count
-/// against none. Guessed STags are checked once the owner of the requested QP is known.
+/// User ID to which start-ups of other daemons are charged. No user of the host should have it, so
+/// these start-ups reduce the limit of no user. Guessed STags are checked once the owner of the
+/// requested QP is known.
 const DAEMON_USER: u32 = u32::MAX - 1;
 /// Backlog of undecided requests: unlimited, because `limits.startups` and the limits of the owners
 /// of their QPs apply.
 pub(super) const BACKLOG: u32 = u32::MAX;
-/// Maximum number of requests held for one QP. Only one of them can be from its peer. Any other is
-/// a mistake, or an attempt to keep the peer out.
+/// Maximum number of requests held for one QP. Only one of them can be from its peer. The others
+/// are mistakes, or attempts to keep the peer out.
 const MAX_HELD: usize = 32;
 /// Maximum number of attempts per call.
 const DIALS_PER_CALL: usize = 16;

@@ -133,14 +133,14 @@ impl Manager {
         }
     }
 
-    /// Moves a QP to Error without a request of its program, which gets no reply.
+    /// Moves a QP to Error without a request from its program, so no reply is sent.
     pub(in crate::resource) fn fail_qp(&mut self, id: SessionId, qp: QpId) {
         if let Some((_, object)) = self.qp_of(qp)
             && let QpPhase::Bound(worker) = object.phase
         {
             self.workers.one(worker, EngineCommand::Disconnect(qp, DisconnectMode::Abort));
         } else {
-            // No request waits for the worker that takes the QP.
+            // The ticket is not needed, because no reply waits for it.
             self.end_unbound(id, qp);
         }
     }
@@ -162,8 +162,8 @@ impl Manager {
         }
     }
 
-    /// Answers `Done` after the worker has changed a QP and the copier has finished its jobs for
-    /// it: a program that revokes a right relies on this answer.
+    /// Answers `Done` after the worker has changed a QP and the copier has finished the QP's jobs.
+    /// A program that revokes a right relies on this order.
     pub(super) fn answer_when_modified(&mut self, id: SessionId, ticket: Ticket) -> Answer {
         let attached = &find(&mut self.sessions, id)?.attached;
         let copier = attached.as_ref().and_then(Attached::copier);

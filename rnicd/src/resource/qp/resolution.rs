@@ -111,8 +111,8 @@ impl Manager {
 
     /// Passes received management datagrams to the connection manager.
     pub(in crate::resource) fn handle_management(&mut self, datagrams: Vec<ManagementDatagram>) {
-        for came in datagrams {
-            self.cm.handle_management(came.from, came.to, &came.mad, clock::now());
+        for ManagementDatagram { from, to, mad } in datagrams {
+            self.cm.handle_management(from, to, &mad, clock::now());
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Any user of the host may bind this port, and the process that is bound to it answers for the
 //! host's GIDs. So a daemon that serves the host binds it, or gets it from a service manager,
-//! before its first client. A private daemon binds it for its first QP of the RoCE device. While
+//! before it accepts clients. A private daemon binds it for its first QP of the RoCE device. While
 //! another process uses the port, QPs of this device connect only within the host, and the daemon
 //! retries.
 
@@ -25,7 +25,7 @@ use crate::system;
 use crate::worker::Command;
 
 impl Manager {
-    /// Takes over the passed sockets and opens the missing ones, before the first client.
+    /// Takes over the passed sockets and opens the missing sockets. Must precede the first client.
     pub fn take_wired_port(&mut self, passed: Vec<PassedPort>) {
         self.cm.set_quota(DAEMON, self.rendezvous_quota());
         for socket in passed {
@@ -65,9 +65,9 @@ impl Manager {
                 self.note("wired_port", None, why);
             }
             None if was_missing => {
-                let had = format!("port {} is bound (wired.port)", self.config.wired.port);
-                tracing::info!("{had}");
-                self.note("wired_port", None, had);
+                let text = format!("port {} is bound (wired.port)", self.config.wired.port);
+                tracing::info!("{text}");
+                self.note("wired_port", None, text);
             }
             _ => {}
         }
@@ -126,7 +126,7 @@ impl Manager {
         self.cm.set_quota(DAEMON, self.rendezvous_quota());
         let named = self.config.device.addresses.clone();
         if named.is_empty() && self.wired_port.listeners.is_empty() {
-            // Both families at once, or IPv4 on a host without IPv6.
+            // The IPv6 wildcard covers both families. On a host without IPv6, only IPv4 is bound.
             return match self.listen_at(Ipv6Addr::UNSPECIFIED.into()) {
                 Err(refusal) if is_in_use(&refusal) => Err(refusal),
                 Err(_) => self.listen_at(Ipv4Addr::UNSPECIFIED.into()),
@@ -249,8 +249,7 @@ fn datagram_socket(at: SocketAddr) -> io::Result<UdpSocket> {
 
 const BUFFER: usize = 1 << 20;
 
-/// Maximum number of listeners, which stay open when the host loses their addresses. A wildcard
-/// listener covers all addresses.
+/// Maximum number of listeners. A listener stays open when the host loses its address.
 const MOST_LISTENERS: usize = 256;
 
 /// Maximum number of datagram sockets, which use descriptors reserved for the daemon.

@@ -38,7 +38,7 @@ struct Arena {
     _charge: Charge,
 }
 
-/// Memory of a queue. It is freed on drop.
+/// Memory of a queue, freed on drop.
 #[must_use = "a dropped place is freed at once"]
 pub struct QueuePlace {
     arena: Arc<Arena>,
@@ -54,8 +54,8 @@ pub struct Room<const N: usize> {
     pub made: Option<Made>,
 }
 
-/// A new arena that the client does not have yet. Unless it is [kept](Arenas::keep), it is removed
-/// when this is dropped and no queue uses it.
+/// A new arena that the client does not have yet. Unless it is [kept](Arenas::keep), the arena is
+/// removed when this value and all queues in it are dropped.
 pub struct Made {
     arena: Arc<Arena>,
     descriptor: OwnedFd,
@@ -124,7 +124,7 @@ impl Arenas {
         self.list.first().map(|a| &a.mapping)
     }
 
-    /// Tells the client's library which of its calls have fault rules.
+    /// Publishes which library calls have fault rules, as bits of `LibraryCall`s.
     pub fn set_ruled_calls(&self, calls: u64) {
         let opened = self.first().and_then(|first| RuledCalls::new(first.clone()).ok());
         if let Some(word) = opened {
@@ -155,9 +155,9 @@ impl Arenas {
         (Some(new_arena), vec![descriptor])
     }
 
-    /// Returns the length in bytes of a further arena for these queues. It grows with the total
-    /// length, so that the number of arenas stays small. If the limits do not allow that, it is
-    /// just long enough for the queues.
+    /// Returns the length in bytes of a further arena for these queues. The length grows with the
+    /// total length, so that the number of arenas stays small. If the limits do not allow that, the
+    /// arena is just long enough for the queues.
     fn next_length(&self, shapes: &[QueueShape]) -> usize {
         // The limits on depth bound queues to a few hundred MiB.
         let need: usize = shapes.iter().map(|s| s.bytes().next_multiple_of(CACHE_LINE)).sum();

@@ -69,8 +69,8 @@ impl Manager {
         Outcome::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
     }
 
-    /// Returns the refusal of a failed resize. Ends the CQ and the session if the client has
-    /// written an invalid index.
+    /// Returns the refusal of a failed resize. If the client has written an invalid index, kills
+    /// the CQ and ends the session.
     fn not_resized(
         &mut self,
         id: SessionId,

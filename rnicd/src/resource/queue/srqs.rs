@@ -120,7 +120,7 @@ impl Manager {
     }
 }
 
-/// Returns the SRQ for a new QP.
+/// Returns the SRQ for a new QP of this PD. Returns an error if the SRQ is dead or of another PD.
 pub fn srq_for_qp(object: &SrqObject, pd: PdId) -> Result<Arc<Srq>, Refusal> {
     let srq = object.srq.id();
     if object.pd != pd {
@@ -159,5 +159,5 @@ fn dead(srq: SrqId) -> Refusal {
     refuse::wrong_state("SRQ", srq.0, "dead", "an undamaged ring")
 }
 
-/// Maximum in milliseconds, the same as for deadlines in the configuration.
+/// Maximum RNR timeout in milliseconds, as for deadlines in the configuration.
 const LONGEST_RNR_TIMEOUT_MS: u64 = 3_600_000;

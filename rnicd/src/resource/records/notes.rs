@@ -8,10 +8,11 @@ use rnic_core::device::records::{FairRing, Records};
 
 use crate::log::RateLimitedLog;
 
-/// Maximum length of a text in bytes. Longer ones are truncated.
+/// Maximum length of a text in bytes. Longer texts are truncated.
 pub(super) const MAX_TEXT: usize = 500;
 
-/// Notes. A new one can displace the oldest note of the user with the most.
+/// Notes. If the ring is full, a new note displaces the oldest note of the user with the most
+/// notes.
 pub struct Notes {
     /// Number of notes since the start, dropped ones included.
     pub sequence: u64,

@@ -1,8 +1,8 @@
 //! Access to records, and their times.
 //!
-//! Administrators may read all records. Others may read the records of all sessions of their user:
-//! any program of a user can debug that user's processes anyway, and `rnicctl` runs in a session of
-//! its own.
+//! Administrators may read all records. Other clients may read the records of all sessions of their
+//! user: any program of a user can debug that user's processes anyway, and `rnicctl` runs in a
+//! separate session.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ pub fn before(from: u64) -> u64 {
 #[derive(Clone, Copy)]
 pub struct Reader {
     session: SessionId,
-    /// Its user, or `None` if the user id is not unique.
+    /// User of the session, or `None` if the user id is not unique.
     account: Option<u32>,
     admin: bool,
 }
@@ -46,7 +46,7 @@ impl Reader {
         if self.admin { OwnerFilter::All } else { OwnerFilter::Of(self.account) }
     }
 
-    /// Returns the only session whose objects it may list, or `None` for all sessions.
+    /// Returns the only session whose objects the reader may list, or `None` for all sessions.
     pub fn own(self) -> Option<SessionId> {
         (!self.admin).then_some(self.session)
     }

@@ -1,6 +1,6 @@
-//! Diagnoses of the control plane, and access to them: refusals, failed connections and ended
-//! sessions are recorded in the same log as the workers' diagnoses. Important events also become
-//! notes.
+//! Diagnoses of the control plane, and access to diagnoses and notes. Refusals, failed connections
+//! and ended sessions are recorded in the same log as the workers' diagnoses. Important events also
+//! become notes.
 
 use std::time::Instant;
 
@@ -128,7 +128,7 @@ impl Manager {
         }
     }
 
-    /// Adds a note about a session at its first request. Sessions that only query are not noted.
+    /// Adds a note about a session at its first request that is not a query.
     pub(in crate::resource) fn note_opening(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id)
             && !std::mem::replace(&mut session.opening_noted, true)
@@ -200,7 +200,7 @@ fn diagnosis_reply(kept: &StoredDiagnosis, wall: ClockReading) -> Diagnosis {
     Diagnosis { time_ms: wall.at(kept.time), ..kept.record.clone() }
 }
 
-/// Returns the rule behind a refusal, for the diagnosis.
+/// Returns the rule that caused a refusal, for the diagnosis.
 fn rule_of(refusal: &Refusal) -> String {
     match refusal {
         Refusal::Limit { key, .. } | Refusal::AboveMaximum { key, .. } => key.clone(),

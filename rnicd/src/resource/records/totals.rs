@@ -80,7 +80,7 @@ pub const METRICS: [Metric; 12] = [
 pub struct Totals {
     pub users: BTreeMap<u32, Counters>,
     pub others: Counters,
-    /// By name of the device. QPs of removed devices have an empty name.
+    /// By name of the device. The empty name is for QPs of removed devices.
     pub devices: BTreeMap<String, Counters>,
 }
 

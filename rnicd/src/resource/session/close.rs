@@ -1,6 +1,6 @@
 //! Ends sessions, in an order in which no object is used after it has been destroyed.
 //!
-//! 1. The session is removed from the table: its requests are no longer carried out, and no list
+//! 1. The session is removed from the table. Its requests are no longer carried out, and no list
 //!    contains it.
 //! 2. Its listeners close, and its undecided requests and connections in start-up end.
 //! 3. One command makes every worker stop the session's QPs, so that they answer nothing more,
@@ -45,7 +45,7 @@ impl Manager {
     /// Passes a session to the reaper after all workers have released it.
     pub(in crate::resource) fn detached(&mut self, id: SessionId) {
         let Some(mut session) = self.leaving.remove(&id) else { return };
-        // Its diagnoses are kept with those of other ended sessions.
+        // Keeps its diagnoses with those of other ended sessions.
         self.records.diagnoses.end(id);
         for qp in session.qps.values() {
             let device = self.device_of(qp).to_owned();

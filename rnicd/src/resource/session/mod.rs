@@ -1,4 +1,4 @@
-//! Object tables of a session. No decisions are made here.
+//! Object tables of a session.
 //!
 //! An object holds its charges, its handle, its memory and its uses of other objects. All of them
 //! are released when it is dropped, in the order of the fields: first the memory and the numbers,
@@ -52,19 +52,19 @@ pub struct Session {
     pub listeners: BTreeMap<ListenerId, Listener>,
     /// Connection requests that the client has seen and neither accepted nor rejected.
     pub requests: BTreeMap<RequestId, Undecided>,
-    /// Events of connections that are not sent yet, oldest first, with the tickets they wait for.
+    /// Unsent events of connections, oldest first, with the tickets for which they wait.
     held_events: VecDeque<(Option<Ticket>, Event)>,
     pub windows: BTreeMap<MwId, MemoryWindow>,
     /// Rate limit of the session's recorded events.
     pub noted: RateLimitedLog,
     pub opening_noted: bool,
-    /// Fault rules selected the session when its QPs were last given theirs.
+    /// Fault rules of users selected the session at the last update of its QPs.
     pub has_faults: bool,
     _handle: Handle,
     _charge: Charge,
 }
 
-/// Identity and rights of a client. The kernel has recorded the identity at connect.
+/// Identity and rights of a client. The kernel recorded the identity at connect.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub pid: i32,
@@ -80,8 +80,8 @@ impl Client {
         self.rights.trusted || self.could_stop_the_daemon()
     }
 
-    /// Returns true if threads that serve other clients may use TCP sockets of this client, which
-    /// can make them wait.
+    /// Returns true if the client may pass TCP sockets. Calls on such a socket can block threads
+    /// that serve other clients.
     pub fn may_pass_sockets(&self) -> bool {
         self.rights.sockets || self.could_stop_the_daemon()
     }
@@ -90,7 +90,7 @@ impl Client {
         self.identity.uid == 0 || self.rights.own
     }
 
-    /// Returns its user ID, or `None` if the ID is not unique.
+    /// Returns the client's user ID, or `None` if the ID is not unique.
     pub fn account(&self) -> Option<u32> {
         self.rights.known.then_some(self.identity.uid)
     }
@@ -178,14 +178,14 @@ impl Session {
         let _ = self.events.send(event);
     }
 
-    /// Sends an event of a connection, after those that are held. If many are held, sends them at
-    /// once: their channel limits unread events.
+    /// Sends an event of a connection after the held events. If more than [`MAX_HELD_EVENTS`] are
+    /// held, sends all of them at once. The event channel limits unread events.
     pub fn tell_in_order(&mut self, event: Event) {
         self.held_events.push_back((None, event));
         self.send_unheld_events();
     }
 
-    /// Holds an event of a connection until a ticket is done, and with it the later ones.
+    /// Holds an event of a connection, and all later events, until a ticket is done.
     pub fn hold_event(&mut self, ticket: Ticket, event: Event) {
         self.held_events.push_back((Some(ticket), event));
     }

@@ -1,4 +1,4 @@
-//! Starts sessions: creates all initial objects of a session, or none.
+//! Starts sessions. Creates all initial objects of a session, or none.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
