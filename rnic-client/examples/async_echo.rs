@@ -67,7 +67,7 @@ async fn visit(address: &str, size: usize) -> Result<(), Failure> {
     reader.read_to_end(&mut echoed).await?;
     writing.await??;
     if echoed != sent {
-        return Err("other bytes came back".into());
+        return Err("the echoed bytes differ from the sent bytes".into());
     }
     println!("{size} bytes echoed");
     Ok(())

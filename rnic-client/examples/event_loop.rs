@@ -4,8 +4,8 @@
 //!     event_loop serve 127.0.0.1:0 3        serves three clients, then ends
 //!     event_loop visit 127.0.0.1:PORT       sends lines and expects them back
 //!
-//! It polls two descriptors: that of the completion channel, for completions of all connections,
-//! and that of the context, for connection requests and ended connections.
+//! It polls two descriptors: the completion channel, for completions of all connections, and the
+//! context, for connection requests and ended connections.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -170,7 +170,7 @@ fn visit(address: std::net::SocketAddr) -> Result<(), Box<dyn Error>> {
         let mut answer = vec![0; one[0].ok()?.byte_len as usize];
         inbox.read_at(0, &mut answer)?;
         if answer != message.as_bytes() {
-            return Err(format!("{message:?} came back as {answer:?}").into());
+            return Err(format!("sent {message:?}, but received {answer:?}").into());
         }
     }
     qp.disconnect()?;

@@ -3,9 +3,9 @@
 //!     pingpong serve 0.0.0.0:7471              serves one client, then ends
 //!     pingpong visit HOST:7471 SIZE COUNT      prints the times of COUNT round trips
 //!
-//! Exit status 0 if all data were correct. The client's private data name the size and the number
-//! of messages. The content of a message depends on its number and its sender, so a message that is
-//! lost, repeated or echoed is noticed like a damaged one.
+//! Exit status 0 if all data were correct. The client's private data contain the size and the
+//! number of messages. The content of a message depends on its number and its sender, so the check
+//! also detects lost, repeated and echoed messages.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -70,8 +70,8 @@ fn visit(address: &str, size: u32, count: u64) -> Result<(), Failure> {
     end.qp.wait_disconnected(Some(PATIENCE))?;
     println!("{count} round trips of {size} bytes over the {path} path, all data correct");
     times.sort();
-    if let (Some(least), Some(most)) = (times.first(), times.last()) {
-        println!("least {least:?}, median {:?}, most {most:?}", times[times.len() / 2]);
+    if let (Some(min), Some(max)) = (times.first(), times.last()) {
+        println!("minimum {min:?}, median {:?}, maximum {max:?}", times[times.len() / 2]);
     }
     Ok(())
 }

@@ -5,9 +5,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Returns an error of the same kind whose text explains the cause. Other kinds are unchanged.
+/// Returns an error of the same kind whose text explains the cause. Returns errors of unknown kinds
+/// unchanged.
 pub(crate) fn explain(path: &Path, error: io::Error) -> io::Error {
-    let words = match error.kind() {
+    let text = match error.kind() {
         io::ErrorKind::PermissionDenied => denied(path),
         io::ErrorKind::NotFound => "there is no such socket".to_owned(),
         io::ErrorKind::ConnectionRefused => {
@@ -15,14 +16,14 @@ pub(crate) fn explain(path: &Path, error: io::Error) -> io::Error {
         }
         _ => return error,
     };
-    io::Error::new(error.kind(), words)
+    io::Error::new(error.kind(), text)
 }
 
 /// Explains a denied permission: on a directory of the path, or on the socket itself.
 fn denied(path: &Path) -> String {
     let mut parents: Vec<_> = path.ancestors().skip(1).collect();
     parents.reverse();
-    // The last directory with readable metadata is the one that cannot be entered.
+    // The last directory whose metadata can be read is the directory that cannot be entered.
     let mut closed = None;
     for folder in parents {
         match std::fs::metadata(folder) {

@@ -130,7 +130,7 @@ impl ChannelInner {
         self.inbox.with(|records| records.counts.insert(cq, 0));
     }
 
-    /// Stops counting the events of a CQ and discards its unread ones.
+    /// Stops counting the events of a CQ and discards its unread events.
     pub(crate) fn detach(&self, cq: CqId) {
         self.inbox.with(|records| {
             records.counts.remove(&cq);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_numbers_are_not_taken_for_success() {
+    fn unknown_numbers_do_not_decode_as_success() {
         let mut e = Cqe::new(5, 77, CompletionOpcode::Send, CompletionStatus::Success);
         e.status = 200;
         assert_eq!(Completion::from_entry(&e).unwrap().status, CompletionStatus::General);

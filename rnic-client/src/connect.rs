@@ -167,7 +167,7 @@ impl Qp {
     }
 
     /// Drops the events of the last connection, including unread ones, so that a new attempt does
-    /// not take them for its outcome.
+    /// not mistake them for its outcome.
     pub(crate) fn forget_last_connection(&self) -> Result<(), Error> {
         self.session().events.drain()?;
         self.session().events.with(|events| events.renew(self.id));

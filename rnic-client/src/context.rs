@@ -164,8 +164,9 @@ impl Context {
     }
 
     /// Returns one page, at most [`PAGE_ROWS`] objects, of this session's objects or, for
-    /// administrators, of those of all sessions. The first page starts at `from` 0, each later page
-    /// at the [`next`](Page::next) of the page before. A page may be empty without being the last.
+    /// administrators, of the objects of all sessions. The first page starts at `from` 0, each
+    /// later page at the [`next`](Page::next) of the previous page. A page may be empty without
+    /// being the last.
     pub fn list(&self, what: ListKind, from: u64) -> Result<Page, Error> {
         match self.session.request(RequestBody::List { what, from })? {
             ReplyBody::Rows { rows, total, next } => {
@@ -180,8 +181,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`Refusal::NoSuchObject`] if the diagnosis belongs to another user or was displaced by
-    /// newer ones.
+    /// [`Refusal::NoSuchObject`] if the diagnosis belongs to another user or was displaced by newer
+    /// diagnoses.
     pub fn diagnosis(&self, id: u64) -> Result<Diagnosis, Error> {
         match self.session.request(RequestBody::Diagnosis { id })? {
             ReplyBody::Rows { rows: Rows::Diagnoses(rows), .. } => {
@@ -223,7 +224,7 @@ impl Context {
     /// # Errors
     ///
     /// [`Error::Refused`] if a rule is not valid, if its name is taken, if `limits.user.faults` is
-    /// reached, or if it selects other users and this one is no administrator.
+    /// reached, or if a rule selects other users and this user is not an administrator.
     pub fn set_faults(&self, rules: &str) -> Result<(), Error> {
         let rules = rules.to_owned();
         self.session.command(RequestBody::SetFaults { rules, own: false })
@@ -235,7 +236,8 @@ impl Context {
         self.session.command(RequestBody::SetFaults { rules, own: true })
     }
 
-    /// Clears a fault rule, or all rules of this user. Administrators clear those of all users.
+    /// Clears a fault rule, or all rules. Affects the rules of this user, and for administrators
+    /// the rules of all users.
     pub fn clear_faults(&self, name: Option<&str>) -> Result<(), Error> {
         let name = name.map(str::to_owned);
         self.session.command(RequestBody::ClearFaults { name })
@@ -256,8 +258,8 @@ impl Context {
         }
     }
 
-    /// Returns the number of times, 0 to 2, that a library of C queues an event of rdma_cm
-    /// ([`LibraryCall::CmEvent`]) for its program. It is 1 unless a fault rule repeats or loses the
+    /// Returns the number of times, 0 to 2, that librdmacm queues an event
+    /// ([`LibraryCall::CmEvent`]) for its program: 1 unless a fault rule repeats or drops the
     /// event.
     pub fn times_queued(&self, event: LibraryCall) -> u8 {
         if self.session.check_owner().is_err() { 1 } else { self.session.times_queued(event) }

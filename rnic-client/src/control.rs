@@ -88,7 +88,7 @@ impl Control {
             other => other?,
         };
         let reply = HelloReply::from_bytes(packet)
-            .ok_or_else(|| Error::protocol("its first packet is not a Hello reply"))?;
+            .ok_or_else(|| Error::protocol("the first packet is not a Hello reply"))?;
         let why = match HelloStatus::from_u32(reply.status) {
             Some(HelloStatus::Ok) if reply.version == ABI_VERSION => {
                 return Ok((control, welcome(reply, descriptors)?));

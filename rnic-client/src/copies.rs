@@ -48,8 +48,8 @@ impl CopyQueues {
     pub(crate) fn start_threads(&self) -> io::Result<()> {
         for served in self.queues.iter().filter(|s| !s.has_thread.load(Ordering::Relaxed)) {
             let thread = std::thread::Builder::new().name("rnic-copies".to_owned());
-            let served_there = served.clone();
-            without_signals(|| thread.stack_size(STACK).spawn(move || served_there.run()))?;
+            let queue = served.clone();
+            without_signals(|| thread.stack_size(STACK).spawn(move || queue.run()))?;
             served.has_thread.store(true, Ordering::Relaxed);
         }
         Ok(())

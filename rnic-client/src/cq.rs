@@ -45,7 +45,7 @@ impl Default for CqOptions<'_> {
     }
 }
 
-/// Which completion triggers the event of an armed CQ.
+/// Completion that triggers the event of an armed CQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
     /// The next completion.
@@ -183,10 +183,11 @@ impl Cq {
     /// Takes up to `completions.len()` completions, oldest first, and returns their number
     /// (`ibv_poll_cq(3)`). Usually makes no system call. There are two exceptions: it wakes a
     /// worker that sleeps because the CQ was full, and every 65,536th consecutive empty poll checks
-    /// that the daemon still exists, so that a program that only polls detects its exit. After
-    /// that, every empty poll fails. If the library copies this process's memory for the
-    /// daemon ([`Pd::reg_program_memory`](crate::Pd::reg_program_memory)), an empty poll may copy
-    /// at most 64 KiB per worker, and may wait for a page fault.
+    /// that the daemon still exists, so that a program that only polls detects the daemon's exit.
+    /// Every empty poll fails after the exit has been detected. If the library copies this
+    /// process's memory for the daemon
+    /// ([`Pd::reg_program_memory`](crate::Pd::reg_program_memory)), an empty poll may copy at most
+    /// 64 KiB per worker, and may wait for a page fault.
     ///
     /// # Errors
     ///
@@ -451,7 +452,7 @@ impl CqInner {
         self.state.lock().pending_leases.insert(number, lease);
     }
 
-    /// Marks the leases of a QP that is gone and writes no more completions.
+    /// Marks the leases of a QP that is destroyed or reset and writes no more completions.
     pub(crate) fn orphan(&self, qp: QpId) {
         let mut state = self.state.lock();
         let any =
@@ -462,8 +463,8 @@ impl CqInner {
     }
 
     /// Requests another size and attaches to the queue's new memory. The state must stay locked
-    /// until then: the daemon copies the unread entries and the arm and spin words as they are, and
-    /// writes to the old memory after the request was sent would be lost.
+    /// until then: the daemon copies the unread entries and the arm and spin words, and would miss
+    /// later writes to the old memory.
     fn move_to_size(&self, state: &mut CqState, entries: u32) -> Result<(), Error> {
         let session = &self.session;
         let place = session.request(RequestBody::ResizeCq { cq: self.id, entries });
@@ -548,9 +549,8 @@ impl CqState {
         (!is_awaited).then_some(completion)
     }
 
-    /// Tells the daemon whether it may skip the event because this thread polls. That is safe only
-    /// if no other thread needs the event: this thread may take some completions and return while
-    /// the others still sleep.
+    /// Permits the daemon to skip the event while this thread polls, unless another thread needs
+    /// the event: this thread may take some completions and return while the others still sleep.
     fn publish_spinning(&mut self) {
         let alone = self.alone();
         self.consumer.set_spinning(alone);

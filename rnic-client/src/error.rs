@@ -15,7 +15,7 @@ use rnic_abi::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode, W
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     // The application's fault.
-    /// The context was opened by a process that this one is a fork of. Only the process that
+    /// The context was opened before `fork`, by an ancestor of this process. Only the process that
     /// opened a context may use it.
     #[error("this context belongs to process {owner}; open a new context after fork")]
     AfterFork {

@@ -111,7 +111,7 @@ fn announces_no_request(event: &Event) -> bool {
 pub(crate) struct Events {
     /// Events, in order of arrival.
     waiting: BTreeMap<u64, Event>,
-    /// Order number of the next event.
+    /// Sequence number of the next event.
     next: u64,
     /// State of each object that exists and may have events.
     subjects: HashMap<Subject, SubjectState>,
@@ -123,7 +123,7 @@ pub(crate) struct Events {
 /// Events and claims of one object.
 #[derive(Default)]
 struct SubjectState {
-    /// Order numbers of its events.
+    /// Sequence numbers of its events.
     waiting: VecDeque<u64>,
     /// Kinds of events that blocked threads wait for.
     claims: Vec<EventFilter>,
@@ -177,7 +177,7 @@ impl Events {
         state.peer_closed = false;
         let waiting = &mut self.waiting;
         state.waiting.retain(|n| match waiting.get(n) {
-            // A fatal error is one of the QP, which an RC QP may have had before it connects.
+            // A fatal error concerns the QP itself. An RC QP may have failed before it connects.
             Some(Event::QpFatal { .. }) => true,
             Some(event) if settles_connection(event) || concerns_end(event) => {
                 waiting.remove(n);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_withdrawn_unread_leaves_no_trace() {
+    fn unread_request_is_dropped_if_withdrawn() {
         let mut e = events();
         e.push(request(1));
         e.push(request(2));
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_raw_events_do_not_pile_up() {
+    fn unread_raw_events_do_not_accumulate() {
         let mut e = events();
         for n in 1..=1000 {
             e.push(request(n));

@@ -182,8 +182,8 @@ impl FakeDaemon {
         send(device.events.as_ref().unwrap(), &packet, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// Closes the event socket and the completion channels, which the client takes for the daemon's
-    /// death.
+    /// Closes the event socket and the completion channels. The client concludes that the daemon
+    /// has exited.
     pub(crate) fn hang_up(&self) {
         self.device().hang_up();
     }

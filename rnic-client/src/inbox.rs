@@ -39,7 +39,7 @@ pub(crate) struct Inbox<S> {
     changed: Condvar,
 }
 
-/// How a reader without a deadline sleeps on the socket.
+/// System call in which a reader without a deadline sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
     /// In `poll`. Packets are read under the lock, so each is either in the socket or sorted, and
@@ -140,8 +140,8 @@ impl<S> Inbox<S> {
 
     /// Sorts all packets that have arrived, without waiting for more.
     ///
-    /// If another thread is the reader, waits for it to sort them. If this thread sorted them, the
-    /// reader could sleep on although its packet has arrived.
+    /// If another thread is the reader, waits until it has sorted them. If this thread sorted them
+    /// instead, the reader could continue to sleep although its packet has arrived.
     pub(crate) fn drain(&self) -> Result<(), Error> {
         let mut shared = self.shared.lock();
         while !shared.closed {
@@ -166,7 +166,7 @@ impl<S> Inbox<S> {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
-    /// Reads the sorted state.
+    /// Calls `f` with the sorted state.
     pub(crate) fn peek<T>(&self, f: impl FnOnce(&S) -> T) -> T {
         f(&self.shared.lock().sorted)
     }

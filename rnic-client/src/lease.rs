@@ -380,7 +380,8 @@ impl PendingLease {
         }
     }
 
-    /// Marks the lease if `qp`, which is gone, is its QP. Returns true if the lease is marked.
+    /// Marks the lease if it belongs to `qp`, which has been destroyed or reset. Returns true if
+    /// the lease is marked.
     pub(crate) fn orphan(&mut self, qp: QpId) -> bool {
         self.is_orphan |= self.qp == qp;
         self.is_orphan

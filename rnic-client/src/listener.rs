@@ -295,7 +295,7 @@ impl ConnectionRequest {
     ///     qp.post_recv(&[RecvRequest::new(1, &[inbox.sge(0, 4096)])])?;
     ///     match request.accept(&qp, &AcceptOptions::default()) {
     ///         Ok(connected) => println!("connected to {}", connected.addresses.peer),
-    ///         // A failure of this peer. Others may still connect.
+    ///         // This peer failed. Other peers may still connect.
     ///         Err(e) if e.fault() == Fault::Peer => eprintln!("{e}"),
     ///         Err(e) => return Err(e.into()),
     ///     }

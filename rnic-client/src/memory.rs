@@ -1,8 +1,8 @@
 //! Checks the available memory before a shared buffer is populated.
 //!
 //! A kernel that overcommits memory rarely refuses an allocation. When memory runs out, it kills a
-//! process, possibly another one. So the available memory is checked before a shared buffer is
-//! populated, and again after every [`POPULATE_STEP`] bytes, because other processes allocate at
+//! process, which may be a different one. So the available memory is checked before a shared buffer
+//! is populated, and again after every [`POPULATE_STEP`] bytes, because other processes allocate at
 //! the same time. The check is an estimate, as the kernel's own is. Without `/proc` it never fails.
 
 use std::path::Path;

@@ -10,7 +10,7 @@ use rnic_abi::shm::secure;
 pub(crate) const SOCKET_VARIABLE: &str = "RNIC_SOCKET";
 /// Directory of the system's daemon. Only root can create it; its owner runs the daemon.
 pub(crate) const SERVICE_FOLDER: &str = "/run/rnicd";
-/// Name of the socket in that directory and in a user's own.
+/// Name of the socket, in that directory and in a user's directory.
 const SOCKET_NAME: &str = "rnicd.sock";
 
 /// Returns the sockets to try, in order. A program with elevated privileges (`AT_SECURE`) ignores

@@ -9,8 +9,8 @@ use rnic_abi::types::Time;
 use rustix::thread::{Timespec, nanosleep};
 
 thread_local! {
-    /// Origin of the thread's times, and its earlier yields. The policy does not matter for yields
-    /// that the thread decides on.
+    /// Origin of the thread's times, and the durations of its yields. The policy has no effect
+    /// here, because the program decides when to yield.
     static POLLING: RefCell<(Instant, Waiter)> =
         RefCell::new((Instant::now(), Waiter::new(1, WaitPolicy::default())));
 }
@@ -18,12 +18,12 @@ thread_local! {
 /// Lets another thread use the CPU of a thread that polls CQs in a loop and has found them empty.
 ///
 /// The thread yields ([`std::thread::yield_now`]). If a compute-bound thread shares the CPU, a
-/// yield lasts for the time slice of that thread, some milliseconds. After such a yield, this
-/// function sleeps for 50 to 100 microseconds instead, for 2 to 256 ms. In both cases a worker of
-/// the daemon, or another thread of the program on which the completion depends, can run.
+/// yield lasts for the time slice of that thread, some milliseconds. For 2 to 256 ms after such a
+/// yield, each call of this function sleeps for 50 to 100 microseconds instead. In both cases a
+/// worker of the daemon, or another thread of the program on which the completion depends, can run.
 pub fn yield_now() {
     POLLING.with(|polling| {
-        // Borrowed if a signal handler polls.
+        // Already borrowed if this call is from a signal handler that has interrupted another.
         let Ok(mut polling) = polling.try_borrow_mut() else { return thread::yield_now() };
         let (origin, waiter) = &mut *polling;
         let now = || Time(0).after(origin.elapsed());
@@ -52,7 +52,7 @@ fn pause(
     }
 }
 
-/// The kernel adds at most the timer slack of the thread, 50 microseconds by default.
+/// Sleep time. The kernel adds at most the timer slack of the thread, 50 microseconds by default.
 const NAP: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
         };
         let [short, long] = [Duration::from_micros(1), Duration::from_millis(4)];
         assert!(!paused(short) && !paused(short) && !paused(long));
-        // For 2 ms.
+        // Each call sleeps until 2 ms have passed.
         assert!(paused(short) && paused(Duration::from_millis(2)));
         assert!(!paused(short));
     }

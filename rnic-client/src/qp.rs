@@ -53,8 +53,8 @@ pub struct QpOptions<'a> {
     /// QP type (`ibv_qp_type`); by default iWARP, which connects or accepts. An RC QP ignores
     /// `rnr_policy`: messages wait for a receive as long as the peer retries.
     pub kind: QpType,
-    /// Name of the device that the program uses, for fault rules that select a device; by default
-    /// empty: the daemon knows the device of an RC or UC QP by its GID.
+    /// Name of the device that the program uses, for fault rules that select a device; default
+    /// empty. Without a name, the daemon identifies the device of an RC or UC QP by its GID.
     pub device: &'a str,
 }
 
@@ -290,7 +290,8 @@ impl Qp {
         if !Arc::ptr_eq(lease.session(), self.session()) {
             return Err(Error::ForeignObject { what: "the lease" });
         }
-        LoanNumber::next().ok_or_else(|| Error::protocol("this process has used all 2^52 loans"))
+        LoanNumber::next()
+            .ok_or_else(|| Error::protocol("this process has used all 2^52 loan numbers"))
     }
 
     /// Posts receives in order (`ibv_post_recv(3)`), preferably before the QP is connected, because
@@ -342,7 +343,8 @@ impl Qp {
         // If the session has ended, the QP is destroyed already.
         let _ = self.session().command(RequestBody::DestroyQp { qp: self.id });
         // The daemon sent all events of this QP before that reply. Read them while the subject is
-        // still open, so that they cannot be taken for events of a later QP with the same number.
+        // still open, so that they cannot be mistaken for events of a later QP with the same
+        // number.
         let _ = self.session().events.drain();
         self.session().events.with(|events| events.close(Subject::Qp(self.id)));
         // The daemon writes no more completions for this QP.
@@ -350,7 +352,7 @@ impl Qp {
     }
 
     /// Empties this end of both queues after the closure `daemon` has made the daemon empty its
-    /// own. Other threads cannot post until both are done.
+    /// end. Other threads cannot post until both ends are empty.
     pub(crate) fn reset_queues(
         &self,
         daemon: impl FnOnce() -> Result<(), Error>,
@@ -433,7 +435,7 @@ impl Posting<'_> {
         Ok(())
     }
 
-    /// Evaluates the fault rules of the next request, unless [`admit`](Self::admit) has.
+    /// Evaluates the fault rules of the next request, unless [`admit`](Self::admit) has done so.
     #[cold]
     fn admit_next(&mut self, call: LibraryCall) -> Result<(), Error> {
         if self.admitted > 0 {
@@ -452,7 +454,7 @@ impl Posting<'_> {
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
         self.qp.session().local_keys.check(request.wr_id(), request.elements())?;
         let call = self.qp.post_of(request.header.opcode);
-        // One branch without rules.
+        // `|` instead of `||`, so that requests without rules cost one branch.
         if self.qp.session().has_rules_for(call) | (self.admitted > 0) {
             self.admit_next(call)?;
         }

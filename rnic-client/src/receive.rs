@@ -100,8 +100,8 @@ impl ReceiveQueue {
         posted: usize,
     ) -> Result<(), Error> {
         producer.publish();
-        // A worker checks for receives only when a message arrives or while a message waits for
-        // one.
+        // A worker checks for receives only when a message arrives, or if rung while a message
+        // waits for a receive.
         let waiting = if posted > 0 { producer.waits() } else { 0 };
         drop(producer);
         (0..u64::BITS)

@@ -142,7 +142,7 @@ impl Qp {
     /// [`Error::Refused`] if this QP already has a resolution outstanding, if a rule forbids it, or
     /// if the device has no route to the peer.
     pub fn start_resolve(&self, peer: SocketAddr, options: &ResolveOptions) -> Result<(), Error> {
-        // Events of an earlier resolution must not be taken for the outcome of this one.
+        // Events of an earlier resolution must not be mistaken for the outcome of this one.
         self.session().events.drain()?;
         self.session().events.with(|events| {
             while events.take(Subject::Qp(self.id()), settles_resolution).is_some() {}

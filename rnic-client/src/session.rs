@@ -42,7 +42,7 @@ pub(crate) struct Session {
     /// Doorbell of each worker, by worker number.
     doorbells: Box<[Arc<Doorbell>]>,
     pub(crate) events: Inbox<Events>,
-    /// Calls that fault rules concern.
+    /// Library calls for which fault rules are in force.
     ruled_calls: RuledCalls,
     /// STags of regions with leased bytes.
     pub(crate) local_keys: LocalKeys,
@@ -162,8 +162,8 @@ impl Session {
         }
     }
 
-    /// Returns the number of times that a program gets an event of rdma_cm: 1 unless a rule repeats
-    /// or loses it, and in a forked child.
+    /// Returns the number of times that a program gets an rdma_cm event: 1 in a forked child, or
+    /// unless a rule repeats or drops the event.
     pub(crate) fn times_queued(&self, event: LibraryCall) -> u8 {
         if !self.owner.may_be_current() || !self.has_rules_for(event) {
             return 1;
@@ -174,8 +174,8 @@ impl Session {
         }
     }
 
-    /// Asks the daemon whether a rule concerns a call. If the session has ended, the call is
-    /// admitted, so that it can still take completions from the queues.
+    /// Asks the daemon to evaluate the rules of a call. If the session has ended, admits the call,
+    /// so that it can still take completions from the queues.
     #[cold]
     fn ask(&self, call: LibraryCall) -> Result<bool, Error> {
         match self.request(RequestBody::Call(call)) {
@@ -207,7 +207,8 @@ impl Session {
             return Ok((reply, descriptor));
         };
         if let Some(new) = new_arena {
-            let fd = descriptor.take().ok_or_else(|| Error::protocol("an arena without memory"))?;
+            let missing = || Error::protocol("a new arena without its descriptor");
+            let fd = descriptor.take().ok_or_else(missing)?;
             let mapping = map_arena(fd.as_fd(), new.length)?;
             channel.arenas.push((new.arena, mapping));
         }
@@ -287,7 +288,7 @@ impl Session {
         self.mark_gone();
     }
 
-    /// Records that the daemon is gone. No copy for it is in progress when this returns.
+    /// Records that the daemon is gone. When this returns, no copy for the daemon is in progress.
     fn mark_gone(&self) {
         if let Some(copies) = self.copies.get() {
             copies.end();

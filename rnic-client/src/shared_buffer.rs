@@ -97,7 +97,7 @@ impl Reserved<'_> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        // A session that has ended has let go of it already.
+        // If the session has ended, the reservation is removed already.
         let _ = self.session.command(RequestBody::RemoveSharedBuffer { buffer: self.id });
     }
 }

@@ -92,7 +92,7 @@ impl<'a> Armed<'a> {
         Armed(Some(watch))
     }
 
-    /// Leaves the CQ as it is, because its event has been received.
+    /// Drops the value without disarming the CQ, because its event has been received.
     pub(crate) fn fired(mut self) {
         self.0 = None;
     }

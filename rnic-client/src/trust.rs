@@ -65,11 +65,11 @@ impl Accepted {
             Some(owner) => format!("the owner of {SERVICE_FOLDER} (user {owner})"),
             None => format!("the owner of {SERVICE_FOLDER} (no such directory)"),
         };
-        let words = format!(
+        let text = format!(
             "the daemon at this socket runs as user {daemon}; this process accepts only daemons of \
              root, of its own {own}, and of {service}"
         );
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, words))
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
     }
 }
 
@@ -91,16 +91,13 @@ mod tests {
         }
         let error = accepted.check(1002).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-        let words = error.to_string();
+        let text = error.to_string();
         for part in ["runs as user 1002", "users 1000 and 1001", "/run/rnicd (user 990)"] {
-            assert!(words.contains(part), "{words}");
+            assert!(text.contains(part), "{text}");
         }
         let accepted = Accepted { effective: 1001, real: 1001, service: None };
-        let words = accepted.check(990).unwrap_err().to_string();
-        assert!(
-            words.contains("its own user 1001") && words.contains("no such directory"),
-            "{words}"
-        );
+        let text = accepted.check(990).unwrap_err().to_string();
+        assert!(text.contains("its own user 1001") && text.contains("no such directory"), "{text}");
     }
 
     #[test]

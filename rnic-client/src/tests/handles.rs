@@ -47,7 +47,7 @@ fn handles_implement_debug() {
     let window = r.pd.alloc_window(WindowKind::Type2).unwrap();
     let listener = r.context.bind("127.0.0.1:0").unwrap();
     let channel = r.cq.channel();
-    for (said, name, id) in [
+    for (text, name, id) in [
         (format!("{:?}", r.context), "Context", format!("{:?}", r.context.session())),
         (format!("{:?}", r.pd), "Pd", format!("{:?}", r.pd.id())),
         (format!("{:?}", r.cq), "Cq", format!("{:?}", r.cq.id())),
@@ -59,7 +59,7 @@ fn handles_implement_debug() {
         (format!("{listener:?}"), "Listener", format!("{:?}", listener.id())),
         (format!("{channel:?}"), "CompletionChannel", format!("{:?}", channel.id())),
     ] {
-        assert!(said.starts_with(&format!("{name} {{")) && said.contains(&id), "{said}");
+        assert!(text.starts_with(&format!("{name} {{")) && text.contains(&id), "{text}");
     }
     let options = format!("{:?}", QpOptions::new(&r.cq));
     assert!(options.contains("sq_depth: 64"), "{options}");

@@ -34,15 +34,15 @@ fn waiter(
     cq: &Cq,
     timeout: Option<Duration>,
 ) -> (i32, thread::JoinHandle<Result<Vec<u64>, Error>>) {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let cq = cq.clone();
     let thread = thread::spawn(move || {
-        tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        sender.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
         let mut completions = [Completion::default(); 4];
         let n = cq.wait(&mut completions, timeout)?;
         Ok(completions[..n].iter().map(|c| c.wr_id).collect())
     });
-    (told.recv().unwrap(), thread)
+    (receiver.recv().unwrap(), thread)
 }
 
 fn asleep(r: &Rig, cq: &Cq, tid: i32) {

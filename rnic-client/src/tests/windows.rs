@@ -24,12 +24,12 @@ fn region(r: &Rig) -> Mr {
 /// Returns the regions and windows removed by the client, in order, as "MR 1" and "MW 2".
 fn removed(r: &Rig) -> Vec<String> {
     let mut device = r.daemon.device();
-    let told = device.requests.drain(..).filter_map(|body| match body {
+    let requests = device.requests.drain(..).filter_map(|body| match body {
         RequestBody::DeregMr { mr } => Some(format!("MR {mr}")),
         RequestBody::DeallocWindow { window } => Some(format!("MW {window}")),
         _ => None,
     });
-    told.collect()
+    requests.collect()
 }
 
 fn in_use() -> Answer {
