@@ -127,11 +127,6 @@ impl Context {
         Err(Error::NoDaemon { tried })
     }
 
-    #[cfg(feature = "tokio")]
-    pub(crate) fn session_ref(&self) -> &Session {
-        &self.session
-    }
-
     /// Returns true if the session still exists in the daemon. Makes a system call.
     pub fn is_alive(&self) -> bool {
         self.session.check_thoroughly().is_ok()

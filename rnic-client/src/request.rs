@@ -55,17 +55,13 @@ impl<'a> SendRequest<'a> {
     /// must be registered for the peer's QP of this connection (Send with Invalidate, RFC 5040
     /// section 5.3).
     pub fn send_invalidate(wr_id: u64, elements: &'a [Sge], invalidate: Stag) -> Self {
-        let mut request = Self::new(SendOpcode::SendInvalidate, wr_id, Data::Elements(elements));
-        request.header.inv_rkey = invalidate.0;
-        request
+        Self::send(wr_id, elements).invalidating(invalidate)
     }
 
     /// Like [`send_inline`](Self::send_inline), and invalidates the peer's region with STag
     /// `invalidate`.
     pub fn send_invalidate_inline(wr_id: u64, bytes: &'a [u8], invalidate: Stag) -> Self {
-        let mut request = Self::new(SendOpcode::SendInvalidate, wr_id, Data::Inline(bytes));
-        request.header.inv_rkey = invalidate.0;
-        request
+        Self::send_inline(wr_id, bytes).invalidating(invalidate)
     }
 
     /// Writes the bytes of the SGEs to the peer's memory (RDMA Write, RFC 5040 section 5.1). After
@@ -264,6 +260,12 @@ impl<'a> SendRequest<'a> {
     fn with_immediate(mut self, data: [u8; 4]) -> Self {
         self.header.opcode = SendOpcode::SendImmediate as u8;
         self.header.params[0] = u64::from(u32::from_be_bytes(data)) << 32;
+        self
+    }
+
+    fn invalidating(mut self, stag: Stag) -> Self {
+        self.header.opcode = SendOpcode::SendInvalidate as u8;
+        self.header.inv_rkey = stag.0;
         self
     }
 

@@ -201,6 +201,6 @@ impl Context {
     /// Returns the next connection event or asynchronous event that no other call has claimed, like
     /// [`Context::next_event`].
     pub async fn next_event_async(&self) -> Result<Event, Error> {
-        self.session_ref().task_event(|events| events.take_any()).await
+        self.session.task_event(|events| events.take_any()).await
     }
 }

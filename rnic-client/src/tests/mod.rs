@@ -11,6 +11,8 @@ mod windows;
 
 use std::time::{Duration, Instant};
 
+use rnic_abi::abi::queue::Cqe;
+
 use crate::fake::FakeDaemon;
 use crate::*;
 
@@ -27,6 +29,11 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         assert!(start.elapsed() < PATIENCE, "no {what}");
         std::thread::yield_now();
     }
+}
+
+/// Returns a successful completion of a Send.
+fn entry(wr_id: u64) -> Cqe {
+    Cqe::new(1, wr_id, CompletionOpcode::Send, CompletionStatus::Success)
 }
 
 /// A daemon with a context, a PD, a CQ and a QP, as most tests need.

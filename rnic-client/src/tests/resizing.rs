@@ -4,15 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rnic_abi::abi::control::{NewArena, QueueLocation, Reply, ReplyBody};
-use rnic_abi::abi::queue::{Cqe, QueueShape};
+use rnic_abi::abi::queue::QueueShape;
 
-use super::{PATIENCE, Rig, rig, until};
+use super::{PATIENCE, Rig, entry, rig, until};
 use crate::fake::Answer;
 use crate::*;
-
-fn entry(wr_id: u64) -> Cqe {
-    Cqe::new(1, wr_id, CompletionOpcode::Send, CompletionStatus::Success)
-}
 
 #[test]
 fn unread_entries_and_arm_survive_new_arena() {

@@ -5,15 +5,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rnic_abi::abi::queue::Cqe;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{PATIENCE, Rig, rig, until};
+use super::{PATIENCE, Rig, entry, rig, until};
 use crate::*;
-
-fn entry(wr_id: u64) -> Cqe {
-    Cqe::new(1, wr_id, CompletionOpcode::Send, CompletionStatus::Success)
-}
 
 fn armed(r: &Rig, cq: &Cq) -> bool {
     r.daemon.device().armed(cq.id())
