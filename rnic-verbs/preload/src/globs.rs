@@ -1,4 +1,5 @@
-//! `glob(3)`, whose own calls of the C library are not interposed.
+//! `glob(3)`. Calls inside the C library cannot be interposed, so it gets this library's functions
+//! through `GLOB_ALTDIRFUNC`.
 
 use libc::{DIR, c_char, c_int, c_void, size_t};
 
@@ -26,7 +27,7 @@ struct Calls {
     stat: unsafe extern "C" fn(*const c_char, *mut c_void) -> c_int,
 }
 
-/// Functions that look in the tree.
+/// Functions that find files of the tree.
 const TREE: Calls =
     Calls { closedir: libc::closedir, readdir: libc::readdir, opendir, lstat, stat };
 
@@ -53,8 +54,7 @@ macro_rules! globs {
                 return unsafe { next(pattern, flags, failed, found) };
             }
             // SAFETY: as above, and `calls` must be readable and writable: it is part of the
-            // caller's structure. That may be uninitialized, so that the functions in it are only
-            // copied.
+            // caller's structure. It may be uninitialized, so the functions in it are only copied.
             unsafe {
                 let calls = (&raw mut (*found).calls).cast::<std::mem::MaybeUninit<Calls>>();
                 let before = calls.read();

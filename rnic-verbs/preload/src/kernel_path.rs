@@ -15,14 +15,14 @@ pub(crate) fn of<'a>(path: &'a [u8], root: &[u8]) -> Option<(&'static [u8], &'a 
     if below(rest, b"/dev").is_some() { Some((b"", rest)) } else { Some((b"/sys", rest)) }
 }
 
-/// Returns the rest of a path that is a folder or below it.
+/// Returns the rest of a path after `folder`. Returns `None` if the path is not in this folder.
 fn below<'a>(path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
     let rest = path.strip_prefix(folder)?;
     (rest.is_empty() || rest[0] == b'/').then_some(rest)
 }
 
-/// Replaces a path of the tree by the path that the program sees. Returns its new length, which is
-/// not greater: a root that is shorter than `/sys` is left in place.
+/// Replaces a path of the tree by the path that the program sees. Returns its new length, at most
+/// `length`. If the tree's root is shorter than `/sys`, the path stays unchanged.
 ///
 /// # Safety
 ///
@@ -31,7 +31,8 @@ pub(crate) unsafe fn show(text: *mut c_char, length: usize) -> usize {
     let Some(root) = tree::root().filter(|root| root.len() >= b"/sys".len()) else {
         return length;
     };
-    // SAFETY: the caller guarantees that the bytes are readable and in use by nobody else.
+    // SAFETY: the caller guarantees that the bytes are readable and writable, and that only this
+    // thread uses them.
     let bytes = unsafe { std::slice::from_raw_parts_mut(text.cast::<u8>(), length) };
     let Some((start, rest)) = of(bytes, root) else { return length };
     let from = length - rest.len();
@@ -59,7 +60,7 @@ pub(crate) unsafe fn show_string(text: *mut c_char) {
     }
 }
 
-/// Returns true if a truncated path may be one of the tree.
+/// Returns true if a truncated path may be a path of the tree.
 pub(crate) fn may_be(start: &[u8]) -> bool {
     tree::root().is_some_and(|root| root.starts_with(start) || start.starts_with(root))
 }

@@ -1,8 +1,9 @@
 //! `dlopen(3)` of rdma-core's libraries under any file name.
 //!
-//! rnicd's libraries are loaded before the program (`LD_PRELOAD`), so that their names as in
-//! `SONAMES` refer to them. Programs also load such libraries by a path, by the name for linking
-//! (`libibverbs.so`), or by a name with a hash (Python wheels).
+//! rnicd's libraries are loaded before the program (`LD_PRELOAD`), so `dlopen(3)` with their
+//! SONAMEs returns them. Programs also load such libraries by a path, by the name for linking
+//! (`libibverbs.so`), or by a name with a hash (Python wheels). This module replaces these names by
+//! the SONAMEs.
 
 use std::arch::naked_asm;
 use std::ffi::CStr;
@@ -12,14 +13,14 @@ use libc::{c_char, c_int, c_void};
 use crate::bytes::Bytes;
 use crate::next::next;
 
-/// rnicd's libraries, and the start of the names of files with the same library.
+/// SONAMEs of rnicd's libraries, and the start of the names of files that contain such a library.
 const LIBRARIES: [(&CStr, &[u8]); 2] =
     [(c"libibverbs.so.1", b"libibverbs"), (c"librdmacm.so.1", b"librdmacm")];
 
 /// Same as the C library's function of this name.
 ///
-/// Jumps to it, because it searches in the `DT_RUNPATH` of the library that contains the return
-/// address, and opens the file in that library's namespace.
+/// Jumps to that function instead of calling it, because it searches in the `DT_RUNPATH` of the
+/// library that contains the return address, and opens the file in that library's namespace.
 ///
 /// # Safety
 ///
@@ -49,7 +50,7 @@ pub unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_voi
 
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 
-/// A call, in the registers for results: the first argument, and the function.
+/// First argument and function of the call, returned in the registers for results.
 #[repr(C)]
 struct Call {
     name: *const c_char,

@@ -1,9 +1,9 @@
-//! Answers requests of `rdma` (iproute2) for devices, ports and counters to the kernel's netlink
-//! interface (`rdma/rdma_netlink.h`), from the files that this library shows. The counts of objects
-//! (`rdma resource`) are not in these files.
+//! Answers the netlink requests of `rdma` (iproute2) for devices, ports and counters
+//! (`rdma/rdma_netlink.h`) from the files that this library shows. The counts of objects (`rdma
+//! resource`) are not in these files.
 //!
-//! It replaces functions of libmnl, not system calls, so it concerns only programs that open a
-//! socket of `NETLINK_RDMA` with libmnl. Other requests are refused with `EOPNOTSUPP`. Unlike the
+//! This module replaces functions of libmnl, not system calls, so it affects only programs that
+//! open a socket of `NETLINK_RDMA` with libmnl. Other requests fail with `EOPNOTSUPP`. Unlike the
 //! other functions of this library, these allocate memory, as libmnl's do.
 
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ use crate::next::next;
 /// Messages that a socket has not received yet.
 type Replies = VecDeque<Vec<u8>>;
 
-/// A socket of this library. The first 16 bytes are those of `struct mnl_socket`, whose descriptor
-/// is never negative. As in libmnl, one thread at a time uses a socket.
+/// A socket of this library. The mark has the size of `struct mnl_socket`, and is negative where
+/// that structure has its descriptor. As in libmnl, one thread at a time uses a socket.
 #[repr(C)]
 struct Socket {
     mark: [c_int; 4],
@@ -290,7 +290,8 @@ impl Device {
         to.put_text(ATTR_NDEV_NAME, &interface);
     }
 
-    /// Returns the interface of the first GID that is not of the loopback interface, or that one.
+    /// Returns the interface of the first GID that is not on the loopback interface. If all GIDs
+    /// are on it, returns the loopback interface.
     fn interface(&self) -> Option<String> {
         let folder = format!("{CLASS}/{}/ports/1/gid_attrs/ndevs", self.name);
         let row = |entry: fs::DirEntry| {
@@ -318,7 +319,7 @@ impl Device {
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Files in `hw_counters`, as in `rdma` of rnicd.
+/// Files in `hw_counters` that `rdma statistic` shows, as in rnicd's own `rdma`.
 const COUNTERS: [&str; 2] = ["rx_read_requests", "iwInRdmaReads"];
 
 /// Length of `struct nlmsghdr`.

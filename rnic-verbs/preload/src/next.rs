@@ -1,4 +1,4 @@
-//! Finds the C library's function that a call was meant for.
+//! Finds the functions of other libraries that this library's functions replace.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -73,9 +73,9 @@ impl Next {
 }
 
 /// Returns the next function of a name, as a function of this type. `of` names its library if a
-/// program may load it with `dlopen(3)`. The function is found when this library is
-/// loaded: a later `dlsym(3)` would clear the program's `dlerror(3)` and take the loader's lock.
-/// Only constructors of libraries that are initialised earlier still cause one.
+/// program may load it with `dlopen(3)`. The function is found when this library is loaded, because
+/// a later `dlsym(3)` would clear the program's `dlerror(3)` and take the loader's lock. Only calls
+/// from constructors of libraries that are initialised earlier cause a later `dlsym(3)`.
 macro_rules! next {
     ($name:ident: $call:ty) => { $crate::next::next!(@ $name: $call, None) };
     ($name:ident: $call:ty, of $library:literal) => {

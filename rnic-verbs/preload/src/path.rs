@@ -28,7 +28,8 @@ pub(crate) fn mapped<T>(
 }
 
 /// Calls `call` with the text of the counterpart, or with the path if the counterpart is too long.
-/// A function of its own, because its buffer needs more stack than a signal handler may have.
+/// A separate function, so that calls with other paths do not need stack for its buffer, which a
+/// signal handler may lack.
 #[inline(never)]
 fn replaced<T>(
     counterpart: &Counterpart,
@@ -85,8 +86,8 @@ impl Counterpart {
             }
         };
         let Position { place, below, has_left } = position;
-        // Without a counterpart: a path that reaches no entry of the tree, and a path that stays in
-        // it.
+        // A path that reaches no entry of the tree has no counterpart, and neither has a path that
+        // stays in the tree.
         let enters = place.is_in_tree() && !was_in_tree;
         (below == 0 && (enters || has_left)).then_some(Counterpart { root, place, rest })
     }
@@ -118,8 +119,8 @@ impl Counterpart {
     }
 }
 
-/// Returns the position of an open folder, or of the working directory (`AT_FDCWD`). A function of
-/// its own, because only relative paths that may be mapped need its buffer.
+/// Returns the position of an open folder, or of the working directory (`AT_FDCWD`). A separate
+/// function, because only relative paths that may be mapped need its buffer.
 #[inline(never)]
 fn position_of(folder: c_int, root: &[u8]) -> Option<Position> {
     let mut buffer = [0u8; ROOM];
@@ -182,11 +183,9 @@ impl Text<'_> {
         self.length += bytes.len();
         Some(())
     }
-}
 
-impl Text<'_> {
-    /// Appends the folder of a view. Appends nothing, for the whole tree, if there is no view of
-    /// these several devices.
+    /// Appends the folder of a view. If there is no view for this set of devices, appends nothing,
+    /// so that the path is in the whole tree.
     fn push_view(&mut self, view: &View) -> Option<()> {
         let root = self.length;
         let mut names = 0;
@@ -212,7 +211,7 @@ fn exists(path: &[MaybeUninit<u8>; ROOM]) -> bool {
 
 /// A component of a path.
 enum Component {
-    /// Its first byte, and its text unless it is longer than any that matters.
+    /// Its first byte, and its text unless it is longer than the name of any entry.
     Part(*const c_char, Option<Name>),
     /// The zero byte at the end of the path.
     End(*const c_char),
@@ -233,7 +232,7 @@ impl Components {
     }
 
     /// Returns the next component; `None` at an unreadable byte. The end of the path is the last
-    /// one, and so is a component without text.
+    /// component. No component follows a component without text.
     fn next(&mut self) -> Option<Component> {
         while self.bytes.peek()? == b'/' {
             self.bytes.next()?;

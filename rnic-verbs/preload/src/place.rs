@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-/// A position on the way along a path.
+/// The position after the components of a path that have been followed so far.
 #[derive(Clone, Copy)]
 pub(crate) struct Position {
     pub(crate) place: Place,

@@ -139,7 +139,7 @@ unsafe fn shown_link(
     unsafe { kernel_path::show(to, length) as ssize_t }
 }
 
-/// Replaces the start of a target by as much of the shown path.
+/// Replaces a truncated target by the start of the shown path, at most `length` bytes.
 ///
 /// # Safety
 ///

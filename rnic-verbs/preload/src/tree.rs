@@ -9,8 +9,8 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// Folder of the tree that contains the views: for each device, for several devices if there are
-/// few, and for the RoCE devices.
+/// Folder of the tree that contains the views: one for each device, one for each set of devices if
+/// the daemon has few devices, and one for the RoCE devices.
 pub(crate) const VIEWS: &[u8] = b"/views/";
 
 /// Tree of the system's daemon, for programs without the variable (`/etc/ld.so.preload`). Only root
@@ -31,7 +31,7 @@ const ROCE_VIEW: &[u8] = b".roce";
 pub(crate) struct View(&'static [u8]);
 
 impl View {
-    /// Returns the view; `None`, for the whole tree, if a name is no name of a file.
+    /// Returns the view; `None`, for the whole tree, if a name cannot be a file name.
     pub(crate) fn of_program() -> Option<Self> {
         let list = variable(c"RNIC_DEVICES").unwrap_or_default();
         let view = View(if list.trim_ascii().is_empty() { ROCE_VIEW } else { list });

@@ -1,5 +1,5 @@
-//! Functions of the C library that walk along a tree of files by themselves. An exception may leave
-//! the function that they call for each file.
+//! Functions of the C library that traverse a directory tree. They must be able to unwind, because
+//! the program's function that they call for each file may throw an exception.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -18,7 +18,7 @@ struct Ftw {
     level: c_int,
 }
 
-/// Function of the program for each file. One for `ftw(3)` ignores the last argument.
+/// Function of the program for each file. A function for `ftw(3)` ignores the last argument.
 type Visit = unsafe extern "C-unwind" fn(*const c_char, *const c_void, c_int, *mut Ftw) -> c_int;
 
 thread_local! {
@@ -26,7 +26,7 @@ thread_local! {
     static VISIT: Cell<Option<Visit>> = const { Cell::new(None) };
 }
 
-/// Defines functions that call the program's function for each file, by way of `$inner`.
+/// Defines functions that call the program's function for each file, through `$inner`.
 macro_rules! walks {
     ($(fn $name:ident [] (fds: c_int $(, $flags:ident: $type:ty)?) by $inner:ident;)*) => {$(
         /// Same as the C library's function of this name.
@@ -49,7 +49,7 @@ macro_rules! walks {
                     return walk(visit);
                 }
                 // SAFETY: the pointer must be to a function of this type. It is not null, and the
-                // manual page requires such a function; the walk returns to the function for it.
+                // manual page requires a function for this kind of walk. `$inner` calls it as such.
                 let own = unsafe { std::mem::transmute::<*const c_void, Visit>(visit) };
                 let outer = VISIT.replace(Some(own));
                 let done = walk($inner as *const c_void);
@@ -164,7 +164,7 @@ unsafe extern "C-unwind" fn visit_ftw(
 }
 
 /// Calls `call` with the program's function, the path as the program sees it, and the number of
-/// bytes by which that is shorter.
+/// bytes by which this path is shorter than `path`.
 fn visit_shown(
     path: *const c_char,
     call: impl FnOnce(Visit, *const c_char, usize) -> c_int,
