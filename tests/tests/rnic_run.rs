@@ -510,7 +510,7 @@ fn check_reports_why_a_program_cannot_work() {
     let mut bytes = std::fs::read(&foreign).unwrap();
     bytes[18] ^= 0x55;
     std::fs::write(&foreign, bytes).unwrap();
-    says(&foreign, "another kind of machine");
+    says(&foreign, "for a different machine");
     // Other libraries, which the loader does not search, because ours are preloaded.
     std::fs::create_dir(place.at("others")).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {

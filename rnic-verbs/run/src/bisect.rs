@@ -27,7 +27,7 @@ pub enum BisectError {
     /// The rules contain several rules of memory order.
     #[error("{RULES_VARIABLE} has several rules with do=order; --order-bisect needs one")]
     SeveralRules,
-    /// The rule of memory order has a range of its own.
+    /// The rule of memory order already has a range.
     #[error(
         "the rule with do=order in {RULES_VARIABLE} has inversions=, which --order-bisect sets"
     )]
@@ -51,8 +51,7 @@ pub enum Verdict {
 }
 
 impl Rules {
-    /// Splits the rules of the environment. Without any, the
-    /// rule is [`DEFAULT_RULE`].
+    /// Splits the rules in the environment. If no rule is of memory order, adds [`DEFAULT_RULE`].
     pub fn from_environment() -> Result<Self, BisectError> {
         Rules::parse(&std::env::var(RULES_VARIABLE).unwrap_or_default())
     }
@@ -113,7 +112,7 @@ pub fn search<E>(
     Ok(if alone { Verdict::Message(range.start) } else { Verdict::Range(failing) })
 }
 
-/// Runs a program until its failing inversion is found, and reports it by `print`.
+/// Runs a program until its failing inversion is found, and prints each run and the result.
 pub fn run(
     messages: u64,
     command: &mut Command,
@@ -129,7 +128,7 @@ pub fn run(
         let began = Instant::now();
         let mut child = command.env(RULES_VARIABLE, rules.with(inverted)).spawn()?;
         let outcome = wait(&mut child, limit)?;
-        // The first run has no inversions, so its time is a measure for the others.
+        // The first run has no inversions. Its duration determines the time limit of the others.
         limit.get_or_insert(began.elapsed() * SLOWDOWN + PATIENCE);
         let Range { start, end } = inverted;
         print(&format!("run {runs}: messages {start}..{end} inverted: {outcome}"));
@@ -211,11 +210,11 @@ fn injected_since(seen: u64) -> Result<Vec<Diagnosis>, Error> {
     Ok(rows)
 }
 
-/// The rule that permits the most.
+/// The rule that permits the most inversions.
 const DEFAULT_RULE: &str = "do=order order=worst model=iwarp";
 /// Factor by which inversions may slow down a program.
 const SLOWDOWN: u32 = 10;
-/// Time that a run may take in addition.
+/// Constant part of the time limit of a run.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn other_failures_are_told_apart() {
+    fn other_failures_are_distinguished() {
         assert_eq!(of(8, &[]).0, Verdict::Unrelated);
         assert_eq!(of(8, &[8]).0, Verdict::Passes);
         assert_eq!(of(8, &[1, 3]).0, Verdict::Range(0..4));

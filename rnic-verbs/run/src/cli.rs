@@ -46,9 +46,9 @@ struct Cli {
     daemon: Option<PathBuf>,
     /// The adapter or kernel driver that the program expects (rxe, siw, mlx5, ..., see `rnicctl
     /// profile list`), or the file of a profile. The program gets a daemon of this user with the
-    /// names, GID tables and limits of the profile, which is started if necessary. siw shows the
-    /// iWARP device, most others the RoCE devices, which have everything (RC, UC and UD, with and
-    /// without rdma_cm) [default: any daemon; the devices in RNIC_DEVICES, else the RoCE devices].
+    /// names, GID tables and limits of the profile; rnic-run starts it if necessary. siw shows the
+    /// iWARP device, most others the RoCE devices, which support RC, UC and UD QPs, with and
+    /// without rdma_cm [default: any daemon; the devices in RNIC_DEVICES, else the RoCE devices].
     #[arg(long = "as", value_name = "PROFILE", conflicts_with = "devices", value_parser = profile)]
     profile: Option<String>,
     /// Devices for the program, in this order ("rnicd1,rnicd0").
@@ -311,8 +311,8 @@ fn show(cli: &Cli) -> Result<Shown, RunError> {
         return Err(RunError::NoDevice { name: name.to_owned(), devices: known.join(", ") });
     }
     let devices = match (&cli.profile, kind) {
-        // Overrides an inherited variable. Without a name, programs see the RoCE devices, even
-        // those added later.
+        // Overrides an inherited variable. Without a name, programs see the RoCE devices, including
+        // devices that are added later.
         (Some(_), DeviceKind::Roce) => std::env::var_os(DEVICES_VARIABLE).map(|_| OsString::new()),
         (Some(_), DeviceKind::Iwarp) => {
             let iwarp = devices.iter().filter(|device| device.kind == DeviceKind::Iwarp);
@@ -344,7 +344,7 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     let Some(other) = other_profile(cli, &found) else {
         return start_or_use(cli, found, None);
     };
-    // The libraries would find the other daemon, unless `RNIC_SOCKET` names a further one.
+    // The libraries would find this daemon. `RNIC_SOCKET` must name a daemon with the profile.
     let other = |why, action| {
         let wanted = cli.profile.clone().unwrap_or_default();
         RunError::OtherProfile { wanted, why, has: other.clone(), action }
@@ -361,7 +361,7 @@ fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
     start_or_use(cli, found, Some(socket))
 }
 
-/// Returns the name of the profile of a daemon that has another one than `--as` requests.
+/// Returns the name of the found daemon's profile if `--as` requests another profile.
 fn other_profile(cli: &Cli, found: &Probe) -> Option<String> {
     match (&cli.profile, found) {
         (Some(wanted), Probe::Serves { profile, .. }) if *wanted != profile.name => {

@@ -2,8 +2,8 @@
 //!
 //! The daemon must not become a child of the program. A helper process ([`start`]) starts it,
 //! waits until it accepts clients, and then exits itself, so that `init` adopts the daemon. If two
-//! helpers start a daemon at the same time, the lock beside the socket lets only one run, and both
-//! programs use that one.
+//! helpers start a daemon at the same time, the lock beside the socket lets only one daemon run,
+//! and both programs use it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -66,14 +66,14 @@ pub enum DaemonError {
         own: PathBuf,
     },
     /// The daemon exited before it accepted clients.
-    #[error("{} exited ({status}) before it accepted clients: {said}; see its log, {}", program.display(), log.display())]
+    #[error("{} exited ({status}) before it accepted clients: {message}; see its log, {}", program.display(), log.display())]
     Ended {
         /// Program of the daemon.
         program: PathBuf,
         /// Exit status of the daemon.
         status: ExitStatus,
         /// Last line of its log.
-        said: String,
+        message: String,
         /// Path of its log.
         log: PathBuf,
     },
@@ -184,8 +184,8 @@ fn is_absent(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// Returns the daemon's program: the specified one, else the one beside this program, else the
-/// first in `PATH`.
+/// Returns the daemon's program: the specified path, else `rnicd` beside this program, else the
+/// first `rnicd` in `PATH`.
 pub fn program(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(named.to_owned());
@@ -232,8 +232,8 @@ pub fn start(what: &StartOptions<'_>) -> Result<Option<StartedDaemon>, DaemonErr
                     // stopping and the loop starts a daemon again.
                     Some(status) if status.code() == Some(ANOTHER_SERVES) => None,
                     Some(status) => {
-                        let said = last_line(&log, logged);
-                        return Err(DaemonError::Ended { program, status, said, log });
+                        let message = last_line(&log, logged);
+                        return Err(DaemonError::Ended { program, status, message, log });
                     }
                 }
             }
@@ -280,13 +280,13 @@ fn named_socket() -> Result<Option<PathBuf>, DaemonError> {
 
 /// Returns the socket of a further daemon of this user, which has this profile.
 pub fn socket_of_profile(profile: &str) -> Result<PathBuf, DaemonError> {
-    // FNV-1a tells files of the same name apart.
+    // The hash (FNV-1a) distinguishes files of the same name.
     let hash = profile
         .bytes()
         .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let stem = Path::new(profile).file_stem().unwrap_or_default().to_string_lossy();
     let plain = |c: &char| c.is_ascii_alphanumeric() || *c == '-';
-    // The kernel holds 108 bytes of a socket's path.
+    // The path of a socket has at most 108 bytes (unix(7)).
     let stem: String = stem.chars().filter(plain).take(16).collect();
     Ok(own_directory()?.join(format!("rnicd-{stem}-{hash:08x}.sock")))
 }

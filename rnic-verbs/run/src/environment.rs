@@ -10,23 +10,23 @@ use crate::preload::{self, LIST_VARIABLE, SANITIZER_VARIABLE, TREE_VARIABLE};
 /// Environment variable with the devices for the libraries.
 pub const DEVICES_VARIABLE: &str = "RNIC_DEVICES";
 
-/// Places and names for a program.
+/// Libraries, daemon and devices of a program.
 #[derive(Debug)]
 pub struct Environment<'a> {
     /// Directory of the libraries.
     pub libraries: &'a Path,
     /// Path of this directory for the program, which may run in a container.
     pub libraries_in_program: &'a Path,
-    /// The daemon's socket, unless the program finds it by itself.
+    /// The daemon's socket, unless the program finds it without the variable.
     pub socket: Option<OsString>,
     /// Directory with the device files, if there is one.
     pub tree: Option<PathBuf>,
-    /// Devices of the program; `None` leaves the variable as it is.
+    /// Devices of the program; `None` leaves the variable unchanged.
     pub devices: Option<OsString>,
 }
 
 impl Environment<'_> {
-    /// Returns the variables to set. `inherited` returns the program's present value of a variable.
+    /// Returns the variables to set. `inherited` returns the program's current value of a variable.
     pub fn variables(
         self,
         inherited: impl Fn(&str) -> Option<OsString>,

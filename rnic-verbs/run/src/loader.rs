@@ -108,7 +108,7 @@ impl Loader {
         if name.contains('/') {
             return self.load(Path::new(name), None);
         }
-        // A library that is already loaded is not searched for.
+        // A preloaded library is already loaded, so the loader does not search for it.
         let mut preloaded = self.preloaded.iter().filter(|path| path.ends_with(name));
         if let Some(loaded) = preloaded.find_map(|path| self.load(path, None)) {
             return Some(loaded);
@@ -142,7 +142,7 @@ fn folders(list: &str, origin: &Path) -> Vec<PathBuf> {
 /// Parses the loader's cache into files by name, in order. Returns `None` if it is not in glibc's
 /// format.
 fn entries(cache: &[u8]) -> Option<HashMap<String, Vec<PathBuf>>> {
-    // An older format may precede this one. Offsets count from the start of the newer one.
+    // A cache in an older format may precede. Offsets count from the start of the newer cache.
     let start = cache.windows(CACHE_MAGIC.len()).position(|bytes| bytes == CACHE_MAGIC)?;
     let cache = &cache[start..];
     let number = |at: usize| -> Option<usize> {

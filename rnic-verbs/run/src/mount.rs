@@ -1,10 +1,10 @@
 //! Shows the daemon's devices in `/sys/class` and `/dev` by mounts in a private mount namespace.
 //!
-//! This also works for a program that does not open files through the C library. Directories cannot
-//! be created in `/sys`, and rarely in `/dev`. If a directory of the tree is missing there, a new
-//! file system is mounted over its parent. It contains bind mounts of all entries of the parent,
-//! and the new directory. The new directories contain links into the daemon's tree, which remain
-//! valid after the daemon is restarted.
+//! This also works for a program that does not open files through the C library. No process can
+//! create directories in `/sys`, and few can in `/dev`. If a directory of the tree is missing
+//! there, a new file system is mounted over its parent. It contains bind mounts of all entries of
+//! the parent, and the new directory. The new directories contain links into the daemon's tree,
+//! which remain valid after the daemon is restarted.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File};
@@ -137,7 +137,7 @@ pub fn add_links(place: &Path, ours: &Path) -> Result<(), MountError> {
     close(place)
 }
 
-/// Covers a directory and makes its entries available again, except those with the name of one of
+/// Covers a directory and makes its entries available again, except entries whose names are in
 /// `folders`.
 fn cover_and_keep(place: &Path, folders: &[DirEntry]) -> Result<(), MountError> {
     // Keeps the directory accessible after it is covered.
@@ -187,11 +187,11 @@ fn keep(entry: &DirEntry, to: &Path) -> io::Result<()> {
     Ok(mount_bind(from, to)?)
 }
 
-/// Fills `from` with links to the entries of `folder`. Copies an entry that is itself a link.
-fn link(folder: &Path, from: &Path) -> Result<(), MountError> {
+/// Creates links in `place` to the entries of `folder`. Copies an entry that is itself a link.
+fn link(folder: &Path, place: &Path) -> Result<(), MountError> {
     for entry in entries(folder)? {
         let to = fs::read_link(entry.path()).unwrap_or_else(|_| entry.path());
-        let at = from.join(entry.file_name());
+        let at = place.join(entry.file_name());
         symlink(to, &at).map_err(system("create", &at))?;
     }
     Ok(())

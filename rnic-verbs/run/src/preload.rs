@@ -1,9 +1,9 @@
-//! The preloaded libraries and their place in `LD_PRELOAD`: the one that shows the daemon's devices
-//! in `/sys` and `/dev`, and those of verbs.
+//! The preloaded libraries and their place in `LD_PRELOAD`: `librnic_preload.so`, which shows the
+//! daemon's devices in `/sys` and `/dev`, and rnicd's libibverbs and librdmacm.
 //!
 //! The loader uses a preloaded library for each `DT_NEEDED` and `dlopen(3)` of its SONAME, so a
-//! `DT_RPATH` and a new value of `LD_LIBRARY_PATH` have no effect, and its functions come before
-//! those of a copy under another name.
+//! `DT_RPATH` and a new value of `LD_LIBRARY_PATH` have no effect. The functions of a preloaded
+//! library also come before those of a copy under another name.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::libraries::SONAMES;
 
-/// File name of the library that shows devices, in the directory of the others.
+/// File name of the library that shows devices, in the directory of the other libraries.
 const LIBRARY: &str = "librnic_preload.so";
 /// Environment variable with the tree's path, for the library.
 pub const TREE_VARIABLE: &str = "RNIC_TREE";
@@ -52,7 +52,7 @@ pub fn list_with(libraries: &[PathBuf], list: Option<&OsStr>) -> OsString {
 }
 
 /// Returns the part of a tree with the files of the devices in a list, or of the RoCE devices if
-/// there is no list. Returns the whole tree if it has no part for these several devices.
+/// there is no list. Returns the whole tree if it has no part for this set of devices.
 /// `librnic_preload.so` has the same rule.
 pub fn view(tree: &Path, devices: Option<&OsStr>) -> PathBuf {
     let list = devices.unwrap_or_default().as_bytes();

@@ -8,7 +8,7 @@ use crate::elf::{Elf, Import};
 use crate::libraries::SONAMES;
 use crate::loader::Closure;
 
-/// Reports the copies that a program needs, and functions that only a copy has.
+/// Reports the copies that a program loads, and imported functions that only a copy has.
 pub(super) fn examine(
     path: &Path,
     program: &Elf,

@@ -54,7 +54,7 @@ struct Fact {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Fine,
-    /// Possibly a problem: this check cannot determine it.
+    /// Possibly a problem. The check cannot determine it.
     Unknown,
     /// Prevents the program from working.
     Problem,
@@ -122,7 +122,7 @@ fn libraries(question: &CheckOptions<'_>, report: &mut Report) -> Option<OwnLibr
         if here.as_ref().is_ok_and(|here| elf.target == *here) {
             Ok(elf)
         } else {
-            Err(format!("{} is for another kind of machine; build it on this one", path.display()))
+            Err(format!("{} is for a different machine; build it on this one", path.display()))
         }
     };
     match SONAMES.map(read) {

@@ -84,7 +84,7 @@ impl fmt::Display for Obstacle {
             ),
             Obstacle::OtherMachine => write!(
                 f,
-                "is for another kind of machine than rnicd's libraries; use one for this machine"
+                "is for a different machine than rnicd's libraries; use a program for this machine"
             ),
             Obstacle::OtherLibc(loader) => write!(
                 f,

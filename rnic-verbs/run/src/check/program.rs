@@ -26,8 +26,8 @@ pub fn find(program: &OsStr) -> Option<PathBuf> {
 }
 
 /// Returns the reason why a program cannot use the libraries, if the check can determine it before
-/// the program runs. Returns `None` for files that cannot be read or run, because the kernel
-/// reports those.
+/// the program runs. Returns `None` for files that cannot be read or run, because exec reports
+/// these errors.
 pub fn refusal(program: &OsStr) -> Option<Refusal> {
     let path = resolve_scripts(program, &mut Report::default())?;
     let elf = Elf::read(&path).ok();

@@ -35,7 +35,7 @@ pub(super) fn examine(path: &Path, report: &mut Report) {
     }
 }
 
-/// Returns true if a line that is no comment assigns to the variable or removes it.
+/// Returns true if a line other than a comment assigns to the variable or removes it.
 fn changes(text: &str, variable: &str) -> bool {
     let lines = text.lines().map(str::trim_start).filter(|line| !line.starts_with('#'));
     let mut found = lines.flat_map(|line| line.match_indices(variable).map(move |at| (line, at.0)));
