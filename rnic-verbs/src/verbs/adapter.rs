@@ -20,9 +20,9 @@ pub(crate) struct Adapter {
     block: Box<DeviceBlock>,
     /// Default objects for ids.
     pub(crate) defaults: Defaults,
-    /// GID table of the device, and the tables that it is from.
+    /// GID table of the device, and the daemon's tables from which it was made.
     gids: Mutex<Option<(Arc<Tables>, Arc<Gids>)>>,
-    /// The device was unplugged. A device of the same name is another one.
+    /// The device was unplugged. A later device of the same name is a different device.
     unplugged: AtomicBool,
 }
 
@@ -67,7 +67,7 @@ impl Adapter {
         adapter
     }
 
-    /// Returns true if the daemon describes the same device by this row.
+    /// Returns true if this row of the daemon describes the device.
     pub(crate) fn is(&self, row: &DeviceRow) -> bool {
         let own = &self.row;
         !self.is_unplugged()
@@ -87,7 +87,8 @@ impl Adapter {
     ///
     /// # Errors
     ///
-    /// `EIO` if it was unplugged, as from the kernel's uverbs for verbs that destroy nothing.
+    /// `EIO` if it was unplugged. The kernel's uverbs returns the same error for all verbs that do
+    /// not destroy an object.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Errno> {
         if !self.is_unplugged() {
@@ -128,8 +129,8 @@ impl Adapter {
         Foreign(std::ptr::from_ref(&self.block.device).cast_mut())
     }
 
-    /// Returns the GID table of the device. If the daemon has removed the device, the table is the
-    /// last one, without GIDs that the daemon no longer has.
+    /// Returns the GID table of the device. If the daemon has removed the device, returns the last
+    /// table, without GIDs that the daemon no longer has.
     pub(crate) fn gids(&self, tables: &Arc<Tables>) -> Arc<Gids> {
         let mut known = self.gids.lock();
         let row = tables.devices.iter().find(|row| self.is(row));
@@ -192,8 +193,8 @@ impl Gids {
         self.of_daemon.get(usize::from(index)).copied().unwrap_or(NO_GID)
     }
 
-    /// Returns the last index of the GID with this index in the daemon's table, which is that of
-    /// the RoCE v2 GID.
+    /// Returns the index of the GID that has this index in the daemon's table. If the GID has two
+    /// indices, returns the index of the RoCE v2 GID.
     pub(crate) fn of_daemon(&self, index: u16) -> Option<u16> {
         let at = self.of_daemon.iter().rposition(|own| *own == index && index != NO_GID)?;
         u16::try_from(at).ok()

@@ -52,7 +52,8 @@ impl AhBody {
     /// # Errors
     ///
     /// `EOPNOTSUPP` if the device has no GIDs; `EINVAL` if the attributes have no GRH, or an
-    /// invalid port or source GID; that of the profile if the process has too many handles.
+    /// invalid port or source GID; the profile's `max_ah_errno` if the process has too many
+    /// handles.
     pub(crate) fn new(pd: PdUser, attributes: &ibv_ah_attr, gids: &Gids) -> Result<AhBody, Errno> {
         if gids.is_empty() {
             return Err(unsupported!("address handles: the device has no GID to send from"));
@@ -66,7 +67,7 @@ impl AhBody {
         if ahs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err() {
             return Err(errno!(
                 max_ah_errno.into(),
-                "the process has {most} address handles (max_ah)"
+                "the process already has {most} address handles, the maximum (max_ah)"
             ));
         }
         Ok(AhBody { pd, route: Route { source: gids.to_daemon(source), gid } })
@@ -154,7 +155,9 @@ pub(crate) fn check_route(attributes: &ibv_ah_attr, gids: &[GidRow]) -> Result<(
     let from = gids[usize::from(index)].gid.address();
     let to = destination(attributes).gid.address();
     if from.is_ipv4() != to.is_ipv4() {
-        return Err(invalid!("grh.sgid_index {index} is {from}, grh.dgid {to}: not one family"));
+        return Err(invalid!(
+            "grh.sgid_index {index} is {from}, but grh.dgid is {to}: the address families differ"
+        ));
     }
     Ok(())
 }

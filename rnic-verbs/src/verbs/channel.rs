@@ -18,7 +18,7 @@ use crate::verbs::device::Device;
 pub(crate) struct ChannelBody {
     device: Arc<Device>,
     channel: Arc<CompletionChannel>,
-    /// Number of CQs that use it.
+    /// Number of CQs that use the channel.
     cqs: AtomicI32,
 }
 
@@ -51,7 +51,7 @@ impl ChannelBody {
         self.cqs.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Checks that no CQ uses it.
+    /// Checks that no CQ uses the channel.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl ChannelBody {
     ///
     /// # Errors
     ///
-    /// That of a fault rule, those of `recv(2)`, and `EIO` if the channel is closed.
+    /// The error of a fault rule, the errors of `recv(2)`, and `EIO` if the channel is closed.
     pub(crate) fn next(&self) -> Result<Foreign<ibv_cq>, Errno> {
         admit(&self.device, LibraryCall::GetCqEvent)?;
         loop {

@@ -23,7 +23,7 @@ pub(crate) struct Device {
     owner: u32,
     pub(crate) context: Context,
     pub(crate) attributes: DeviceAttributes,
-    /// The devices that the daemon has, and removed ones that were in use when last listed.
+    /// The devices of the daemon, and removed devices that were in use when last listed.
     adapters: Mutex<Vec<Arc<Adapter>>>,
     contexts: Mutex<Vec<(Weak<AsyncEvents>, Arc<Adapter>)>>,
     /// Completion channels with the devices of their contexts.
@@ -91,7 +91,7 @@ impl Device {
             adapter
         });
         let listed: Vec<_> = listed.collect();
-        // The others are removed ones, which a context, a list or an id may still use.
+        // The other devices are removed. A context, a list or an id may still use them.
         known.retain(|adapter| Arc::strong_count(adapter) > 1);
         Ok(listed)
     }
@@ -101,8 +101,8 @@ impl Device {
         self.adapters.lock().iter().find(|adapter| std::ptr::eq(adapter.head().0, head)).cloned()
     }
 
-    /// Returns the channel of all CQs that the program creates without one. These CQs are never
-    /// armed, so it gets no events. A channel for each CQ would count towards
+    /// Returns the channel of all CQs that the program creates without a channel. These CQs are
+    /// never armed, so the channel gets no events. A channel for each CQ would count towards
     /// `limits.session.channels` and cost the program a descriptor.
     pub(crate) fn silent_channel(&self) -> Result<CompletionChannel, Errno> {
         let mut silent = self.silent.lock();
@@ -185,14 +185,16 @@ impl Device {
         channels.push((Arc::downgrade(of), adapter.clone()));
         drop(channels);
         if adapter.is_unplugged() {
-            // The device has gone since, and may have closed other channels only.
+            // The device was unplugged in the meantime. The channel may have been registered too
+            // late to be closed with the others.
             end_channel(of);
         }
     }
 
     /// Handles the removal of a device from the running system: its contexts get
-    /// `IBV_EVENT_DEVICE_FATAL`, and then no more events. Returns the devices with this name that
-    /// the program has used: an administrator may have removed and added it before.
+    /// `IBV_EVENT_DEVICE_FATAL`, and then no more events. Returns all devices with this name that
+    /// the program has used. There are several if an administrator has removed a device and added
+    /// another one with its name.
     pub(crate) fn unplugged(&self, name: &str) -> Vec<Arc<Adapter>> {
         self.tables_changed();
         let is_it = |adapter: &&Arc<Adapter>| adapter.name() == name && !adapter.is_unplugged();
@@ -229,8 +231,8 @@ impl Device {
         self.table.invalidate();
     }
 
-    /// Handles a change of the daemon's GID table. Queues an event for each context that does not
-    /// have one already: a program may never fetch them.
+    /// Handles a change of the daemon's GID table. Queues an event for each context whose queue has
+    /// no such event, because a program may never fetch its events.
     pub(crate) fn gids_changed(&self) {
         self.tables_changed();
         for (events, adapter) in self.event_queues() {
@@ -243,9 +245,9 @@ impl Device {
     }
 }
 
-/// Makes readers of a completion channel find its end.
+/// Shuts down a completion channel, so that its readers fail.
 fn end_channel(channel: &CompletionChannel) {
-    // Fails if the daemon has gone. Readers find the end of the channel in either case.
+    // Fails if the daemon is gone, and then the readers fail too.
     let _ = shutdown(channel, Shutdown::Read);
 }
 

@@ -1,5 +1,5 @@
-//! The devices that a program sees, in order: the RoCE devices, which serve every program, or those
-//! in `RNIC_DEVICES`, a comma-separated list of device names, if it is not empty.
+//! The devices that a program sees, in order: the devices in `RNIC_DEVICES`, a comma-separated list
+//! of names, or if the list is empty, the RoCE devices.
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::ptr::{null, null_mut};
@@ -61,13 +61,13 @@ impl Body for DeviceList {
 
 fn get(count: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
     let found = session::open().and_then(|device| {
-        // The event of the last change may still be on its way.
+        // The event of the last change may not have arrived yet.
         device.tables_changed();
         Ok((visible(&device)?, device))
     });
     let shown = found.as_ref().map_or(0, |(adapters, _)| adapters.len().min(MOST));
     count.write(shown as c_int);
-    // `ENOSYS` means no RDMA on this machine: programs with other transports go on without it.
+    // `ENOSYS` means that this machine has no RDMA. Programs with other transports then use those.
     let (adapters, device) = found.map_err(|errno| errno.with_number(libc::ENOSYS))?;
     let mut devices = [null_mut(); MOST + 1];
     let places = devices.iter_mut().take(shown);
@@ -121,7 +121,7 @@ mod tests {
     use crate::verbs::adapter::tests::attributes;
 
     #[test]
-    fn devices_are_listed_as_they_are_named() {
+    fn devices_are_listed_in_the_order_of_names() {
         let adapter = |name: &str, uverbs| {
             let row = DeviceRow {
                 name: name.to_owned(),

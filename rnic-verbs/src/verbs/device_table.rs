@@ -1,5 +1,5 @@
-//! The devices of the daemon and its GID table, which follow the host's addresses and the
-//! administrator's commands.
+//! The devices of the daemon and its GID table. Both change with the host's addresses and by
+//! commands of administrators.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

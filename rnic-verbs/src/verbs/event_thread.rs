@@ -1,8 +1,8 @@
 //! The thread that receives events from the daemon and passes them to the objects concerned.
 //!
-//! The library starts this thread in the program, and copier threads for a daemon of another user.
-//! The event thread blocks all signals, and touches no objects of the program except descriptors
-//! created for it.
+//! Apart from this thread, the library starts only the copier threads for a daemon that cannot
+//! access the program's memory. The event thread blocks all signals, and accesses no objects of the
+//! program except descriptors created for it.
 
 use std::sync::{Arc, Weak};
 
@@ -86,7 +86,7 @@ fn deliver(device: &Arc<Device>, event: Event) {
             if let Some(connections) = device.connections() {
                 connections.events_lost();
             }
-            // They may have included a change of the devices.
+            // The lost events may have included a change of the devices.
             device.tables_changed();
         }
         Event::Detached { reason } => log::debug(|| format!("memory was detached: {reason}")),

@@ -1,8 +1,8 @@
-//! Limits of a device: those of the daemon, and the values of its profile.
+//! Limits of a device: the daemon's limits, and the values of its profile.
 
 use rnic_client::{DeviceAttributes, DeviceKind, Profile};
 
-/// Limits of a device, as queries report them. The daemon checks those of objects.
+/// Limits of a device, as queries report them. The daemon enforces the limits of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Receives of an SRQ (`max_srq_wr`).
@@ -21,7 +21,8 @@ impl Limits {
         let profile = if has.profile.kind == kind {
             has.profile.clone()
         } else {
-            // The profile describes the other devices, but its limits are those of the daemon.
+            // The profile describes the other kind of device, but the daemon enforces its limits
+            // for all devices.
             let max_srq_sge = has.profile.max_srq_sge;
             Profile { kind, max_srq_sge, ..Profile::default() }
         };

@@ -1,5 +1,5 @@
 //! The objects of `<infiniband/verbs.h>`. Each has one file or folder, with its body and its C
-//! functions. [`ops`] lists the operations that C finds in objects.
+//! functions. [`ops`] sets the function pointers in the C structures of objects.
 
 pub(crate) mod adapter;
 pub(crate) mod ah;

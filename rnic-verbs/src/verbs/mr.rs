@@ -39,7 +39,7 @@ unsafe impl OfContext for MrBody {}
 /// Parameters of a registration.
 pub(crate) struct MrParams {
     pub(crate) range: ProgramRange,
-    /// First address of the region in SGEs and remote addresses; `None` for that of `range`.
+    /// First address of the region in SGEs and remote addresses; `None` for the address of `range`.
     pub(crate) iova: Option<u64>,
     /// `IBV_ACCESS_...`.
     pub(crate) access: u32,
@@ -189,8 +189,8 @@ fn range(address: *mut c_void, length: usize) -> Result<ProgramRange, Errno> {
 }
 
 /// Changes a region, which keeps its keys. Returns `IBV_REREG_MR_ERR_INPUT` if `mr` is invalid or
-/// [`check_change`] fails, and `IBV_REREG_MR_ERR_CMD` for all other errors. After either, the old
-/// region is unchanged.
+/// [`check_change`] fails, and `IBV_REREG_MR_ERR_CMD` for all other errors. After either error,
+/// the old region is unchanged.
 fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -248,7 +248,7 @@ fn change(
     Ok(())
 }
 
-/// Performs the checks that libibverbs itself performs before it calls the driver.
+/// Performs the checks of rdma-core's libibverbs, which precede the call of the driver.
 fn check_change(
     flags: c_uint,
     address: *mut c_void,

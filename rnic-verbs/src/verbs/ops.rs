@@ -1,7 +1,7 @@
-//! The operations that C finds in objects: those that this library serves, and those that fail with
-//! a reason. Slots that are not listed stay null. For those of a context, the inline functions of
-//! the C headers return `EOPNOTSUPP`; those of a CQ or QP are called unchecked, so the flags that
-//! select them are refused at creation.
+//! The function pointers in the C structures of objects: supported operations, and unsupported
+//! operations that fail with a reason. All other pointers stay null. For a null pointer of a
+//! context, the inline functions of the C headers return `EOPNOTSUPP`. They call the pointers of a
+//! CQ or QP unchecked, so flags that select unsupported operations are refused at creation.
 
 use crate::c::*;
 use crate::ffi::absent;
@@ -18,7 +18,7 @@ use crate::verbs::srq::{create_srq_ex, get_srq_num, post_srq_recv};
 /// The operations of all objects.
 pub(crate) static SERVED: Operations = Operations { context, cq, qp };
 
-/// Sets slots of a structure to functions: all, or those whose flag is in a mask.
+/// Sets function pointers of a structure: all, or those whose flag is in a mask.
 macro_rules! serve {
     ($head:expr, $($slot:ident: $function:expr),* $(,)?) => {
         $($head.$slot = Some($function);)*

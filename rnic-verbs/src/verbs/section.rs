@@ -16,7 +16,7 @@ impl Section {
         self.0.lock();
     }
 
-    /// Lets other threads enter.
+    /// Leaves the section, so that another thread can enter.
     pub(crate) fn leave(&self) {
         if self.0.is_locked() {
             // SAFETY: this thread has locked it, unless the program leaves a section that it has

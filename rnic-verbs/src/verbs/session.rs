@@ -1,7 +1,7 @@
 //! The session of this process with the daemon.
 //!
-//! It lives as long as anything that uses it: a device list, a context, an event channel, an id. A
-//! child created by `fork` starts without one, and must not touch its parent's.
+//! The session lives as long as any of its users: a device list, a context, an event channel or an
+//! id. A child created by `fork` starts without a session, and must not use its parent's.
 
 use std::sync::{Arc, Weak};
 
@@ -15,7 +15,7 @@ use crate::verbs::event_thread;
 
 static CURRENT: Mutex<Option<(u32, Weak<Device>)>> = Mutex::new(None);
 
-/// Returns the device of this process. Opens it if necessary.
+/// Returns the session of this process. Opens it if necessary.
 pub(crate) fn open() -> Result<Arc<Device>, Errno> {
     let owner = std::process::id();
     let mut current = CURRENT.lock();

@@ -17,7 +17,8 @@ use crate::verbs::srq::SrqBody;
 fn get(of: *mut ibv_context, to: Out<ibv_async_event>) -> Result<(), Errno> {
     let counted = |event: &AsyncEvent| {
         if let Some(element) = Element::of(event.kind) {
-            // Destroying an object removes its queued events, and waits for fetched ones.
+            // The object exists: destroying it removes its queued events, and waits for fetched
+            // ones.
             let _ = element.with(event.element.0, |unacknowledged, _| unacknowledged.handed_out());
         }
     };
@@ -46,7 +47,7 @@ fn ack(event: In<ibv_async_event>) -> Result<(), Errno> {
     })
 }
 
-/// The kind of object that an asynchronous event is about.
+/// The kind of object that an asynchronous event concerns.
 #[derive(Clone, Copy)]
 enum Element {
     Cq,
@@ -55,7 +56,7 @@ enum Element {
 }
 
 impl Element {
-    /// Returns the kind of object of an event, or `None` for events about the device.
+    /// Returns the kind of object of an event, or `None` for events of the device or its port.
     fn of(kind: ibv_event_type) -> Option<Element> {
         match kind {
             IBV_EVENT_CQ_ERR => Some(Element::Cq),

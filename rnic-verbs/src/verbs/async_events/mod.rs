@@ -15,15 +15,15 @@ pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
 
 /// An asynchronous event.
 pub(crate) struct AsyncEvent {
-    /// The CQ, QP or SRQ of the event; null if the event is about the device.
+    /// The CQ, QP or SRQ of the event; the number of the port for a port event; null for a device
+    /// event.
     pub(crate) element: Foreign<libc::c_void>,
     pub(crate) kind: c::ibv_event_type,
 }
 
 impl AsyncEvent {
-    /// An event of a port.
+    /// Creates an event of a port.
     pub(crate) fn of_port(port: u8, kind: c::ibv_event_type) -> Self {
-        // C reads it as the `port_num` of the union.
         let element = std::ptr::without_provenance_mut(port.into());
         AsyncEvent { element: Foreign(element), kind }
     }
@@ -90,11 +90,11 @@ impl Unacknowledged {
     pub(crate) fn acknowledge(&self, events: u32) {
         let mut count = self.count.lock();
         *count -= i64::from(events);
-        // While the lock is held: the object may be destroyed as soon as `wait` has it.
+        // Must be called under the lock: once `wait` gets the lock, the object may be destroyed.
         self.changed.notify_all();
     }
 
-    /// Waits until all have been acknowledged.
+    /// Waits until all fetched events have been acknowledged.
     pub(crate) fn wait(&self) {
         let mut count = self.count.lock();
         while *count > 0 {

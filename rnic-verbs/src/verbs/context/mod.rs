@@ -87,7 +87,8 @@ impl ContextBody {
         }
         device.opened(&async_events, &adapter);
         if adapter.is_unplugged() {
-            // The device has gone since, and may have closed other queues only.
+            // The device was unplugged in the meantime. The queue may have been registered too late
+            // to be closed with the others.
             async_events.close();
         }
         Ok(ContextBody { device, adapter, async_events, operations })
@@ -147,8 +148,8 @@ impl ContextBody {
         attr.max_res_rd_atom = int(most.res_rd_atom);
         attr.max_qp_init_rd_atom = i32::from(has.max_ord);
         if most.profile.atomics {
-            // Not `IBV_ATOMIC_GLOB`: in private memory, instructions of the program can interrupt
-            // an atomic.
+            // Not `IBV_ATOMIC_GLOB`: in private memory, instructions of the program can access a
+            // word in the middle of an atomic.
             attr.atomic_cap = c::IBV_ATOMIC_HCA;
         }
         attr.max_mw = int(has.max_windows);
@@ -167,7 +168,7 @@ impl ContextBody {
     pub(crate) fn attributes_ex(&self) -> c::ibv_device_attr_ex {
         let mut attr: c::ibv_device_attr_ex = zeroed();
         attr.orig_attr = self.attributes();
-        // There are no flags besides those of `device_cap_flags`.
+        // The device has no flags other than those of `device_cap_flags`.
         attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
         attr.phys_port_cnt_ex = u32::from(PORT);
         attr
@@ -198,7 +199,8 @@ impl ContextBody {
         Ok(attr)
     }
 
-    /// Returns the description of the device, or the first one if the daemon has removed it.
+    /// Returns the current description of the device. If the daemon has removed the device, returns
+    /// its first description.
     fn row(&self) -> DeviceRow {
         let tables = self.device.tables();
         let rows = tables.as_ref().map_or(&[][..], |tables| &tables.devices);

@@ -16,7 +16,7 @@ fn current(of: *mut ibv_cq_ex) -> ibv_wc {
     cq(of.cast()).map(|cq| cq.current()).unwrap_or_default()
 }
 
-/// Moves on to the next completion.
+/// Advances to the next completion.
 fn advance(cq: Live<Arc<CqBody>>) -> Result<(), Errno> {
     let wc = cq.next_completion()?;
     set!(cq.wr_id = wc.wr_id);

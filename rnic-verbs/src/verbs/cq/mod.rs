@@ -56,7 +56,8 @@ const EMPTY_POLLS: u32 = 64;
 /// Maximum number of completions polled at once.
 const BATCH: usize = 16;
 
-/// Minimum number of entries: programs request 1 and keep both a send and a receive outstanding.
+/// Minimum number of entries: some programs request 1 and keep both a send and a receive
+/// outstanding.
 const MIN_ENTRIES: u32 = 16;
 
 impl Body for Arc<CqBody> {
@@ -202,7 +203,7 @@ impl CqBody {
         cqs.sort_unstable_by_key(|cq| cq.cq.id());
         cqs.dedup_by_key(|cq| cq.cq.id());
         // No thread may poll in between, or it would mistake a completion from before the reset for
-        // one of a new request.
+        // the completion of a new request.
         let polls: Vec<_> = cqs.iter().map(|cq| (cq, cq.poll.lock())).collect();
         reset()?;
         for (cq, mut poll) in polls {
@@ -240,7 +241,7 @@ impl CqBody {
         }
     }
 
-    /// Moves on to the next completion and returns it.
+    /// Advances to the next completion and returns it.
     ///
     /// # Errors
     ///
@@ -276,8 +277,8 @@ impl CqBody {
         check_entries(entries)?;
         let before = self.cq.capacity();
         self.cq.resize(at_least(&self.device, entries))?;
-        // Must follow the daemon's reply: rdma-core's own test posts right before the call, and
-        // leaves its requests only that much time to complete.
+        // Must follow the daemon's reply: a test of rdma-core posts requests right before the call,
+        // and they must complete in the meantime.
         let unpolled = self.poll.lock().kept.len() + self.cq.unpolled();
         if unpolled > entries as usize {
             self.cq.resize(before)?;
@@ -307,7 +308,7 @@ impl CqBody {
         Ok(())
     }
 
-    /// Stops using its channel.
+    /// Removes the CQ from the count of its channel.
     pub(crate) fn leave_channel(&self) {
         if let Some(channel) = &self.channel {
             channel.count(-1);

@@ -14,7 +14,7 @@ pub(crate) struct IwarpStates {
     pub(crate) state: u32,
     pub(crate) access: u32,
     pub(crate) min_rnr_timer: u8,
-    /// Acknowledgement timeout of other transports. Stored but not used: TCP has its own.
+    /// Acknowledgement timeout of other transports. Stored but not used: TCP has its own timeout.
     pub(crate) timeout: u8,
     pub(crate) inbound_reads: u8,
     pub(crate) outbound_reads: u8,
@@ -27,7 +27,7 @@ impl Default for IwarpStates {
         IwarpStates {
             // iWARP QPs start in INIT: receives may be posted at once.
             state: c::IBV_QPS_INIT,
-            // As siw reports them.
+            // The same as in siw.
             access: c::IBV_ACCESS_LOCAL_WRITE
                 | c::IBV_ACCESS_REMOTE_WRITE
                 | c::IBV_ACCESS_REMOTE_READ,

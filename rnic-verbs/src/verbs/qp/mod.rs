@@ -62,9 +62,8 @@ pub(crate) struct QpBody {
     pub(crate) states: Mutex<IwarpStates>,
     /// Attributes and state of a QP of the RoCE device.
     roce: Option<Mutex<RoceStates>>,
-    /// The program has requested an event for when the send queue has drained. Not part of `roce`:
-    /// threads hold that lock while they wait for the daemon, and the event thread would have to
-    /// wait for them.
+    /// The program has requested `IBV_EVENT_SQ_DRAINED`. Not part of `roce`: threads hold that lock
+    /// while they wait for the daemon, and the event thread would have to wait for them.
     notify_when_drained: AtomicBool,
     /// The QP is in SQD and earlier requests are still in progress. Not part of `roce`, for the
     /// same reason.
@@ -267,7 +266,7 @@ impl QpBody {
         self.send_cq.forget(self.id());
         self.recv_cq.forget(self.id());
         self.events.take_back();
-        // Other threads may hold references a moment longer.
+        // Not by `Drop`, because other threads may still hold references.
         self.qp.destroy();
         *self.pd.lock() = None;
     }

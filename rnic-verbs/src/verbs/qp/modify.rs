@@ -48,7 +48,8 @@ impl QpBody {
                     self.may_send.store(true, Ordering::Relaxed);
                 }
             }
-            // The attributes are for another transition, or for another QP.
+            // The attributes of the id are not used yet: they are for another QP, or for a later
+            // call.
             Err(_) => {
                 if let Some(ids) = by_attributes {
                     ids.count_rtr_attrs();
@@ -141,7 +142,7 @@ impl QpBody {
         let states = *self.states.lock();
         let mut attr: c::ibv_qp_attr = zeroed();
         attr.qp_state = match row.state {
-            // The daemon's state adds nothing to the state that the program has set.
+            // In these states, the program's own state is more precise.
             QpState::Idle | QpState::Rtr | QpState::Sqd | QpState::Sqe => states.state,
             QpState::Rts => c::IBV_QPS_RTS,
             QpState::Closing => c::IBV_QPS_SQD,

@@ -184,7 +184,7 @@ impl QpBody {
     pub(crate) fn post_started(&self) -> Result<(), Errno> {
         let started = std::mem::take(&mut *self.started.lock());
         started.iter().try_for_each(|work| self.check_served(work))?;
-        // Before `sends` is locked: a change of state locks in the other order.
+        // Must precede the lock of `sends`: a change of state locks the state first, then `sends`.
         self.check_may_send()?;
         let mut numbers = self.sends.lock();
         let room = numbers.room();
@@ -205,7 +205,10 @@ impl QpBody {
                 return Ok(());
             }
             let id = self.id();
-            return Err(invalid!("QP {id} is neither connected nor connecting: no Sends"));
+            return Err(invalid!(
+                "QP {id} is neither connected nor connecting; post Sends after rdma_connect or \
+                 rdma_accept"
+            ));
         };
         match roce.lock().state() {
             c::IBV_QPS_RTS | c::IBV_QPS_SQD | c::IBV_QPS_SQE | c::IBV_QPS_ERR => Ok(()),

@@ -552,8 +552,8 @@ mod tests {
         assert_eq!((wiring.ird, wiring.path_mtu, wiring.rights), (3, 1024, Access::REMOTE_READ));
         for mtu in c::IBV_MTU_256..=MAX_MTU {
             wanted.path_mtu = mtu;
-            let told = init.after(&wanted, mask, &allowed).unwrap().wiring(&gids).unwrap();
-            assert_eq!(told.path_mtu, 128 << mtu);
+            let wiring = init.after(&wanted, mask, &allowed).unwrap().wiring(&gids).unwrap();
+            assert_eq!(wiring.path_mtu, 128 << mtu);
         }
         type Spoil = fn(&mut ibv_qp_attr);
         let wrong: [Spoil; 6] = [
