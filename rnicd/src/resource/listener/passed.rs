@@ -43,9 +43,7 @@ impl Manager {
 
     /// Notifies a session that a connection which it has passed has ended without a request.
     pub(in crate::resource) fn no_request(&mut self, listener: ListenerId, reason: String) {
-        let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
-        let Ok(session) = find(&mut self.sessions, owner) else { return };
-        let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+        let Some((session, context)) = self.session_of_listener(listener) else { return };
         let request = RequestId(0);
         session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
     }

@@ -10,6 +10,7 @@ use super::Listener;
 use crate::cm::BindTo;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
+use crate::resource::session::Session;
 use crate::resource::{Manager, find, refuse};
 use crate::system;
 
@@ -91,6 +92,18 @@ impl Manager {
                 who.uid
             ),
         })
+    }
+
+    /// Returns the session of a listener, and the listener's context. Returns `None` if the session
+    /// is being closed.
+    pub(in crate::resource) fn session_of_listener(
+        &mut self,
+        listener: ListenerId,
+    ) -> Option<(&mut Session, u64)> {
+        let owner = self.handles.listeners.owner(listener.0)?;
+        let session = self.sessions.get_mut(&owner)?;
+        let context = session.listener(listener).ok()?.context;
+        Some((session, context))
     }
 
     pub(in crate::resource) fn listen(

@@ -164,9 +164,7 @@ impl Manager {
                 if self.is_rendezvous(listener) {
                     return self.dialled(request, addresses, &private_data);
                 }
-                let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
-                let Ok(session) = find(&mut self.sessions, owner) else { return };
-                let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+                let Some((session, context)) = self.session_of_listener(listener) else { return };
                 let peer = addresses.peer.ip();
                 session.requests.insert(request, Undecided { listener, peer });
                 session.tell(&Event::ConnectionRequest {
@@ -188,9 +186,7 @@ impl Manager {
                 if self.held_accept_withdrawn(request, &reason) {
                     return;
                 }
-                let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
-                let Ok(session) = find(&mut self.sessions, owner) else { return };
-                let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+                let Some((session, context)) = self.session_of_listener(listener) else { return };
                 // The client gets no event for a request that it has accepted or rejected.
                 if session.requests.remove(&request).is_some() {
                     let event = Event::RequestWithdrawn { listener, context, request, reason };

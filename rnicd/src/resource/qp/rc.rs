@@ -354,9 +354,7 @@ impl Manager {
         if !self.uses_direct_path(qp, wiring) {
             return Err(format!("{remote} is not a GID of this daemon"));
         }
-        let owner = self.handles.qps.owner(peer.0);
-        let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&peer));
-        let Some(object) = object else {
+        let Some(object) = self.find_qp(peer) else {
             return Err(format!("there is no queue pair {peer} at {remote}"));
         };
         let (QpPhase::Bound(worker), Some(theirs)) = (&object.phase, &object.rc) else {
@@ -420,9 +418,7 @@ impl Manager {
     }
 
     fn is_unreliable(&self, qp: QpId) -> bool {
-        let owner = self.handles.qps.owner(qp.0);
-        let object = owner.and_then(|owner| self.sessions.get(&owner)?.qps.get(&qp));
-        object.is_some_and(|object| object.kind == QpType::Uc)
+        self.find_qp(qp).is_some_and(|object| object.kind == QpType::Uc)
     }
 
     /// Returns true if the QP is about to have its first stream to another daemon.
@@ -434,8 +430,7 @@ impl Manager {
     }
 
     pub(super) fn rc(&self, qp: QpId) -> Option<&RcAttr> {
-        let owner = self.handles.qps.owner(qp.0)?;
-        self.sessions.get(&owner)?.qps.get(&qp)?.rc.as_ref()
+        self.find_qp(qp)?.rc.as_ref()
     }
 }
 

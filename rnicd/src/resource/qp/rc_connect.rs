@@ -109,9 +109,7 @@ impl Manager {
     /// Reports an event of a connection to its session.
     pub(super) fn handle_rc_event(&mut self, event: CmEvent) {
         if let CmEvent::RcRequest { listener, request, addresses, peer, private_data } = event {
-            let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
-            let Ok(session) = find(&mut self.sessions, owner) else { return };
-            let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+            let Some((session, context)) = self.session_of_listener(listener) else { return };
             let undecided = Undecided { listener, peer: addresses.peer.ip() };
             session.requests.insert(request, undecided);
             return session.tell_in_order(Event::RcRequest {

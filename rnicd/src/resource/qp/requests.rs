@@ -230,6 +230,13 @@ impl Manager {
         Outcome::now(ReplyBody::QpInfo(row))
     }
 
+    /// Returns a QP of any session that is not being closed.
+    pub(super) fn find_qp(&self, qp: QpId) -> Option<&Qp> {
+        let owner = self.handles.qps.owner(qp.0)?;
+        self.sessions.get(&owner)?.qps.get(&qp)
+    }
+
+    /// Like [`find_qp`](Self::find_qp), with the session, to change the QP.
     pub(in crate::resource) fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {
         let owner = self.handles.qps.owner(qp.0)?;
         let object = find(&mut self.sessions, owner).ok()?.qps.get_mut(&qp)?;
