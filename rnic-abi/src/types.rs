@@ -47,7 +47,7 @@ id32! {
     SharedBufferId,
     /// A memory region: a range of a shared buffer or of attached memory.
     MrId,
-    /// A completion queue; asynchronous events contain it, too.
+    /// A completion queue.
     CqId,
     /// A queue pair, `qp_num` for applications.
     QpId,
@@ -217,11 +217,11 @@ numbered! {
         Closing = 2,
         /// A Terminate was sent or received. All requests are flushed.
         Terminate = 3,
-        /// Ended or failed. All requests are flushed.
+        /// Closed or failed. All requests are flushed.
         Error = 4,
         /// QP of the RoCE device, ready to receive. Posted sends wait.
         Rtr = 5,
-        /// QP of the RoCE device that starts no more send requests.
+        /// QP of the RoCE device whose send queue drains: it starts no more send requests.
         Sqd = 6,
         /// A send request of a UC or UD QP has failed. Later ones are flushed, receives continue.
         Sqe = 7,
@@ -298,13 +298,13 @@ numbered! {
     pub enum CompletionOpcode: u8, from_u8 {
         /// A Send of any kind.
         Send = 0,
-        /// An RDMA Write of this side.
+        /// An RDMA Write.
         RdmaWrite = 1,
-        /// An RDMA Read of this side, with or without invalidation of the sink STag.
+        /// An RDMA Read, with or without invalidation of the sink STag.
         RdmaRead = 2,
-        /// An atomic compare and swap of this side.
+        /// An atomic compare and swap.
         CompareSwap = 3,
-        /// An atomic fetch and add of this side.
+        /// An atomic fetch and add.
         FetchAdd = 4,
         /// A bind of a memory window (`IBV_WR_BIND_MW`).
         BindMw = 5,

@@ -26,7 +26,7 @@ pub mod copy_entry {
     pub const OUTCOME: usize = 40;
     /// Written by the daemon: 16 ranges of the client's memory, each an address and a length.
     pub const PIECES: usize = 64;
-    /// Bytes of all ranges, written by the side that the data come from.
+    /// Bytes of all ranges, written by the side that supplies them.
     pub const DATA: usize = PIECES + 16 * 16;
 
     /// Flag of an outcome: all bytes were copied.
@@ -43,7 +43,7 @@ numbered! {
         Out = 0,
         /// Copies from the entry to the client's memory.
         In = 1,
-        /// As `In`; the last word is written after the other bytes.
+        /// Like `In`, but writes the last word after the other bytes.
         InTailLast = 2,
         /// Applies an atomic operation to the only range, an 8-byte word.
         Update = 3,

@@ -7,10 +7,9 @@
 
 use crate::types::{AtomicOperation, CompletionOpcode, CompletionStatus, Gid, numbered};
 
-/// Size of a queue header in bytes: five cache lines, each with one writer except the flag line of
-/// a copy queue.
+/// Size of a queue header in bytes: five cache lines.
 pub const QUEUE_HEADER_LEN: usize = 320;
-/// Size of a cache line in bytes. Words of different writers are on different lines.
+/// Size of a cache line in bytes. The words of the daemon and of the client are on different lines.
 pub const CACHE_LINE: usize = 64;
 /// First word of every queue header: "RNICQUE1" read as a little-endian number.
 pub const QUEUE_MAGIC: u64 = u64::from_le_bytes(*b"RNICQUE1");
@@ -39,7 +38,8 @@ pub mod queue_header {
     /// reuse. Written by the daemon in an SQ, RQ or SRQ, by the client in a CQ or copy queue.
     pub const CONSUMER: usize = 128;
     /// Client's flag line: `u32`. In a CQ the arm state, one of the `ARM_*` values. In a copy queue
-    /// 1 while the library's thread sleeps on it; the daemon clears it.
+    /// 1 while the library's thread sleeps on it. In both the daemon also writes it, to disarm the
+    /// CQ or to wake the thread.
     pub const ARM: usize = 192;
     /// Client's flag line, CQ only: `u32`, 1 while the client polls this CQ without sleeping.
     pub const CLIENT_SPINS: usize = 200;
@@ -147,9 +147,11 @@ pub mod arena_header {
 
 /// Byte offsets in a doorbell page. Each (client, worker) pair has its own page.
 pub mod doorbell {
-    /// Daemon's line: `u32`, 1 while the worker does not scan this page and needs the eventfd.
+    /// Daemon's line: `u32`, 1 while the worker does not scan this page and needs the eventfd. The
+    /// client that writes the eventfd clears it.
     pub const ENGINE_SLEEPS: usize = 0;
-    /// Client's line: `u64`; bit `i` is set if any bit of leaf line `i` is set.
+    /// Client's line: `u64`; bit `i` is set if any bit of leaf line `i` is set. The client sets
+    /// bits here and in the leaf lines, and the worker clears them.
     pub const SUMMARY: usize = 64;
     /// Client's leaf lines of 512 bits each. Their bits are numbered consecutively; bit `n` is for
     /// doorbell index `n`.
@@ -444,7 +446,7 @@ pub struct DatagramParams {
 }
 
 impl DatagramParams {
-    /// Encodes the parameters for [`SendHeader::params`]. `first` is the first one.
+    /// Encodes the parameters for [`SendHeader::params`]. `first` becomes the first parameter.
     pub fn to_params(self, first: u64) -> [u64; 4] {
         let half = |at: usize| {
             let bytes: [u8; 8] = self.gid.0[at..at + 8].try_into().unwrap_or_default();
@@ -711,7 +713,7 @@ mod tests {
                 [5, 3, 6, 4],
             ),
         ] {
-            let expected = (SendOpcode::from_u8(opcode).expect("it is one"), params);
+            let expected = (SendOpcode::from_u8(opcode).expect("an opcode"), params);
             assert_eq!(SendOpcode::of_operation(operation), expected);
             assert_eq!(expected.0.operation(params), Some(operation));
             let used = params.iter().rposition(|p| *p != 0).map_or(0, |at| at + 1);

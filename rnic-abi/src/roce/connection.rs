@@ -159,7 +159,7 @@ impl Rejected {
     pub const REQUEST: Rejected = Rejected(0);
     /// REP.
     pub const REPLY: Rejected = Rejected(1);
-    /// None of them.
+    /// Neither.
     pub const OTHER: Rejected = Rejected(2);
 }
 
@@ -176,13 +176,14 @@ impl Reason {
     pub const TIMEOUT: Reason = Reason(4);
     /// No program listens at the port.
     pub const INVALID_SERVICE: Reason = Reason(8);
-    /// The type of the QP does not belong to the port space.
+    /// The port space or the accepting QP does not support the requested type.
     pub const INVALID_SERVICE_TYPE: Reason = Reason(9);
-    /// The QP of the request belongs to a connection, or the request to one that has ended.
+    /// The QP of the request is connected already, or the message belongs to a connection that has
+    /// ended.
     pub const STALE: Reason = Reason(10);
     /// The GID of the request is not that of its sender.
     pub const INVALID_GID: Reason = Reason(12);
-    /// The path MTU is none.
+    /// The path MTU code is invalid.
     pub const INVALID_MTU: Reason = Reason(26);
     /// The program rejects the connection.
     pub const CONSUMER: Reason = Reason(28);
@@ -307,7 +308,7 @@ impl Ids {
 ///
 /// # Errors
 ///
-/// Returns the reason if the datagram is not one of these messages. It must not be answered then.
+/// Returns the reason if the datagram is not one of these messages. The caller must not answer it.
 pub fn parse(bytes: &[u8]) -> Result<Message, MadFault> {
     let (bytes, attribute, exchange) = mad::open(bytes)?;
     let ids = Ids { exchange, receiver: word(bytes, RECEIVER) };
@@ -373,7 +374,7 @@ fn request(bytes: &Bytes, exchange: Exchange) -> Result<Request, MadFault> {
     })
 }
 
-/// Returns a field of 24 bits followed by one of 8.
+/// Returns a field of 24 bits followed by a field of 8 bits.
 fn high(high: u32, low: u8) -> [u8; 4] {
     (high << 8 | u32::from(low)).to_be_bytes()
 }
@@ -386,10 +387,10 @@ const READY: u16 = 0x0014;
 const DISCONNECT: u16 = 0x0015;
 const DISCONNECTED: u16 = 0x0016;
 
-/// All messages but REQ.
+/// ID of the receiver, in all messages except REQ.
 const RECEIVER: usize = 28;
 
-// REQ. The fields of the end-to-end context are zero but for their low bytes.
+// REQ. The fields of the end-to-end context are zero except for their low bytes.
 const SERVICE: usize = 32;
 const REQUEST_GUID: usize = 40;
 const REQUEST_QP: usize = 56;
@@ -537,7 +538,7 @@ mod tests {
 
     #[test]
     fn messages_round_trip() {
-        let six = Request {
+        let over_ipv6 = Request {
             from: "[2001:db8::1]:9".parse().expect("an address"),
             to: "2001:db8::2".parse().expect("an address"),
             kind: Service::Unreliable,
@@ -547,7 +548,7 @@ mod tests {
         let delay = Delay { ids: IDS, of: Rejected::OTHER, timeout: 31 };
         for sent in [
             Message::Request(a_request().into()),
-            Message::Request(six.into()),
+            Message::Request(over_ipv6.into()),
             Message::Reply(a_reply().into()),
             Message::Reject(Reject { reason: Reason(77), ..a_rejection() }.into()),
             Message::Delay(delay),

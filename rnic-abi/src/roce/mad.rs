@@ -97,7 +97,7 @@ pub fn unsupported(mad: &Bytes) -> Option<Bytes> {
     let [version, class, _, method] = part(mad, 0);
     let attribute = attribute(mad);
     let may_be_answered = match class {
-        // Only QP 0 has these.
+        // Only QP 0 answers these classes.
         SUBNET | SUBNET_DIRECTED => false,
         COMMUNICATION => attribute == CLASS_PORT_INFO,
         _ => true,
@@ -111,7 +111,8 @@ pub fn unsupported(mad: &Bytes) -> Option<Bytes> {
     Some(answer)
 }
 
-/// Returns a message with its header only. All messages have an ID of the sender after the header.
+/// Returns a message with its header and the ID of the sender, which follows the header in all
+/// messages.
 pub(super) fn begin(attribute: u16, exchange: Exchange) -> Bytes {
     let mut bytes = [0; LEN];
     put(&mut bytes, 0, MESSAGE.to_be_bytes());
@@ -132,7 +133,7 @@ pub(super) fn open(bytes: &[u8]) -> Result<(&Bytes, u16, Exchange), MadFault> {
     Ok((bytes, attribute(bytes), exchange))
 }
 
-/// Writes the address header of a request at this offset.
+/// Writes the address header of a request at offset `at`.
 pub(super) fn put_addresses(bytes: &mut Bytes, at: usize, from: SocketAddr, to: IpAddr) {
     bytes[at + IP_VERSION] = if from.is_ipv4() { IPV4 } else { IPV6 };
     put(bytes, at + PORT, from.port().to_be_bytes());
@@ -144,7 +145,8 @@ pub(super) fn put_addresses(bytes: &mut Bytes, at: usize, from: SocketAddr, to: 
     }
 }
 
-/// Returns the address and port of the requester, and the destination address.
+/// Reads the address header at offset `at`. Returns the address and port of the requester, and the
+/// destination address.
 pub(super) fn addresses(bytes: &Bytes, at: usize) -> Result<(SocketAddr, IpAddr), MadFault> {
     let (from, to) = match (bytes[at], bytes[at + IP_VERSION] & 0xF0) {
         (0, IPV4) => (ipv4(bytes, at + FROM), ipv4(bytes, at + TO)),
@@ -186,20 +188,19 @@ const TRANSACTION: usize = 8;
 const ATTRIBUTE: usize = 16;
 const ID: usize = 24;
 
-/// Classes of management: subnets, and communication.
+/// Management classes: subnet management (two classes) and communication management.
 const SUBNET: u8 = 0x01;
 const SUBNET_DIRECTED: u8 = 0x81;
 const COMMUNICATION: u8 = 0x07;
-/// Methods.
 const GET: u8 = 0x01;
 const SET: u8 = 0x02;
 const GET_RESPONSE: u8 = 0x81;
-/// Attribute of every class.
+/// Attribute that all classes have.
 const CLASS_PORT_INFO: u16 = 1;
-/// Status: the method is not supported for this attribute.
+/// Status: the combination of method and attribute is not supported.
 const UNSUPPORTED_ATTRIBUTE: u16 = 0x000C;
 
-/// Size of the address header.
+/// Size of the address header in bytes.
 pub(super) const ADDRESSES_LEN: usize = 36;
 const IP_VERSION: usize = 1;
 const IPV4: u8 = 4 << 4;

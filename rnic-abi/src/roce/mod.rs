@@ -49,7 +49,7 @@ pub struct Datagram {
     pub solicited: bool,
 }
 
-/// Port space of rdma_cm (`rdma_port_space`). Each has ports of its own.
+/// Port space of rdma_cm (`rdma_port_space`). Each port space has its own ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PortSpace {
     /// `RDMA_PS_TCP`: RC QPs.
@@ -60,7 +60,7 @@ pub enum PortSpace {
     Ib,
 }
 
-/// Service ID. It contains the port space and the port.
+/// Service ID, which contains the port space and the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceId(pub u64);
 
@@ -70,7 +70,7 @@ impl ServiceId {
         ServiceId(space.code() << 16 | u64::from(port))
     }
 
-    /// Returns the port space and the port; `None` for a service outside of these port spaces.
+    /// Returns the port space and the port; `None` if the service is in none of the port spaces.
     pub fn port(self) -> Option<(PortSpace, u16)> {
         let [high, low] = [self.0 >> 16, self.0 & 0xFFFF];
         let space = [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib]
@@ -93,11 +93,11 @@ impl PortSpace {
 
 /// Returns true for a unicast address: neither unspecified nor broadcast nor multicast.
 pub fn is_unicast(ip: IpAddr) -> bool {
-    let several = match ip {
+    let is_group = match ip {
         IpAddr::V4(ip) => ip.is_broadcast() || ip.is_multicast(),
         IpAddr::V6(ip) => ip.is_multicast(),
     };
-    !several && !ip.is_unspecified()
+    !is_group && !ip.is_unspecified()
 }
 
 #[cfg(test)]

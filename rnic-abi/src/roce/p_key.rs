@@ -1,15 +1,15 @@
-//! P_Keys, which say to which partition a QP belongs (IBTA specification, volume 1, section 10.9).
+//! P_Keys, which identify the partition of a QP (IBTA specification, volume 1, section 10.9).
 
 /// The default P_Key, of a full member.
 pub const DEFAULT_P_KEY: u16 = 0xFFFF;
-/// Bits of a P_Key that name the partition. No partition has the number 0.
+/// Bits of a P_Key that identify the partition. No partition has the number 0.
 pub const PARTITION: u16 = 0x7FFF;
-/// Bit of a P_Key of a full member.
+/// Bit that is set in the P_Key of a full member.
 const FULL_MEMBER: u16 = 0x8000;
 
-/// Returns true if packets with the P_Key of a sender are accepted by a QP with `own`: the
-/// partition is the same, and at least one of both is a full member (IBTA specification, volume 1,
-/// section 10.9.3).
+/// Returns true if a QP with the P_Key `own` accepts packets with the P_Key `sender`: the partition
+/// is the same, and at least one of the two is a full member (IBTA specification, volume 1, section
+/// 10.9.3).
 pub fn p_keys_match(own: u16, sender: u16) -> bool {
     (own ^ sender) & PARTITION == 0 && (own | sender) & FULL_MEMBER != 0
 }
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_two_p_keys_is_of_a_full_member() {
+    fn matching_p_keys_need_a_full_member() {
         for (own, sender, matches) in [
             (0xFFFF, 0xFFFF, true),
             (0xFFFF, 0x7FFF, true),

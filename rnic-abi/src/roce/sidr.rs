@@ -109,7 +109,7 @@ impl Reply {
 ///
 /// # Errors
 ///
-/// Returns the reason if the datagram is not a SIDR message. It must not be answered then.
+/// Returns the reason if the datagram is not a SIDR message. The caller must not answer it.
 pub fn parse(bytes: &[u8]) -> Result<Message, MadFault> {
     let (bytes, attribute, exchange) = mad::open(bytes)?;
     let service = |at| ServiceId(u64::from_be_bytes(part(bytes, at)));
@@ -204,17 +204,17 @@ mod tests {
 
     #[test]
     fn sidr_messages_round_trip() {
-        let six = Request {
+        let over_ipv6 = Request {
             from: "[2001:db8::1]:9".parse().expect("an address"),
             to: "2001:db8::2".parse().expect("an address"),
             ..request()
         };
-        for sent in [request(), six] {
+        for sent in [request(), over_ipv6] {
             assert_eq!(parse(&sent.emit()), Ok(Message::Request(sent)));
         }
-        let turned_away = Reply { status: Status::REJECTED, ..reply() };
-        let of_the_future = Reply { status: Status(77), ..reply() };
-        for sent in [reply(), turned_away, of_the_future] {
+        let rejected = Reply { status: Status::REJECTED, ..reply() };
+        let unknown_status = Reply { status: Status(77), ..reply() };
+        for sent in [reply(), rejected, unknown_status] {
             assert_eq!(parse(&sent.emit()), Ok(Message::Reply(sent)));
         }
     }

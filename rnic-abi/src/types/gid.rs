@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use serde::{Deserialize, Serialize};
 
 /// GID of RoCE v2: an IPv6 address, or an IPv4 address mapped to one (RFC 4291 section 2.5.5.2).
-/// The first byte is the most significant one.
+/// The first byte is the most significant.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

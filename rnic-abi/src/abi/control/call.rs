@@ -1,4 +1,4 @@
-//! Calls that a library carries out without the daemon, unless a fault rule concerns them.
+//! Calls that the library executes without the daemon, unless a fault rule applies to them.
 
 use std::net::SocketAddr;
 
@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::*;
 
-/// A call of a program that needs no request. While a fault rule for such calls is in force, the
-/// daemon sets their bit in [`RULED_CALLS`](crate::abi::queue::arena_header::RULED_CALLS), and the
-/// library sends [`RequestBody::Call`](super::RequestBody::Call) before it carries one out.
+/// A call of a program that needs no request to the daemon. While a fault rule for such a call is
+/// in force, the daemon sets its bit in
+/// [`RULED_CALLS`](crate::abi::queue::arena_header::RULED_CALLS), and the library sends
+/// [`RequestBody::Call`](super::RequestBody::Call) before it executes the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LibraryCall {
     /// Posts one send request (`ibv_post_send(3)`).
@@ -63,11 +64,11 @@ pub enum LibraryCall {
         #[serde(with = "address")]
         peer: SocketAddr,
     },
-    /// Takes a completion event of a channel (`ibv_get_cq_event(3)`).
+    /// Takes a completion event from a channel (`ibv_get_cq_event(3)`).
     GetCqEvent,
-    /// Takes an event of rdma_cm (`rdma_get_cm_event(3)`).
+    /// Takes an rdma_cm event (`rdma_get_cm_event(3)`).
     GetCmEvent,
-    /// Queues an event of rdma_cm. Reply: `Done`, or [`Events`](super::ReplyBody::Events) if a rule
+    /// Queues an rdma_cm event. Reply: `Done`, or [`Events`](super::ReplyBody::Events) if a rule
     /// repeats or loses it.
     CmEvent {
         /// A number of `rdma_cm_event_type`, not validated.
@@ -96,7 +97,7 @@ impl LibraryCall {
         "CmEvent",
     ];
 
-    /// Returns the set of calls of this kind: one bit.
+    /// Returns the call's bit in [`RULED_CALLS`](crate::abi::queue::arena_header::RULED_CALLS).
     #[inline]
     pub fn bit(self) -> u64 {
         1 << self.number()

@@ -89,7 +89,7 @@ pub enum Event {
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// Way in which the connection ended.
+        /// Reason why the connection ended.
         reason: DisconnectReason,
     },
     /// A completion queue has overflowed, or the client corrupted it.
@@ -255,7 +255,7 @@ pub enum Event {
         /// The QP's context.
         context: u64,
         /// Reason code (IBTA specification, volume 1, section 12.6.7.2): 28 if the program
-        /// rejected it, 8 if none listens.
+        /// rejected the request, 8 if no program listens.
         reason: u16,
         /// Private data of the rejection, padded with zeros to 148 bytes.
         private_data: Vec<u8>,
@@ -276,9 +276,9 @@ pub enum Event {
         /// Error number (`errno(3)`).
         errno: u16,
     },
-    /// A fault rule has removed a device, as if it were unplugged. Its QPs move to Error. The
-    /// library fails later verbs of contexts of the device, even if there is a device of this name
-    /// again.
+    /// A fault rule has removed a device, as if it were unplugged. Its QPs move to Error. On the
+    /// contexts of this device the library fails all later verbs, even if a device with this name
+    /// is added again.
     DeviceRemoved {
         /// Name of the device.
         device: String,
@@ -303,7 +303,7 @@ pub enum AsyncObject {
 pub enum DisconnectReason {
     /// Graceful close: each side sent a FIN.
     Orderly,
-    /// By a Terminate, ours or the peer's.
+    /// This side or the peer sent a Terminate.
     Terminate {
         /// The end that sent the Terminate.
         origin: TerminateOrigin,

@@ -66,7 +66,7 @@ pub struct StatusInfo {
     pub gids: u32,
     /// Error from reading the addresses of the host, or empty.
     pub gids_problem: String,
-    /// Packets received at `wired_port` and dropped as not from a daemon.
+    /// Packets received at `wired_port` and dropped because no daemon sent them.
     pub packets_dropped: u64,
     /// Fault rules in force: of the session's user, or of all users for an administrator.
     pub faults: u32,
@@ -131,13 +131,13 @@ pub struct ClientRow {
 pub struct QpRow {
     /// Number and handle of the QP.
     pub qp: QpId,
-    /// Type of the QP, which decides the device.
+    /// Type of the QP, which determines the device.
     pub kind: QpType,
     /// Session that created the QP.
     pub session: SessionId,
     /// Protection domain of the QP.
     pub pd: PdId,
-    /// Shared receive queue it takes receives from.
+    /// Shared receive queue from which the QP takes receives.
     pub srq: Option<SrqId>,
     /// State last published by the worker.
     pub state: QpState,
@@ -145,7 +145,7 @@ pub struct QpRow {
     pub path: String,
     /// Addresses of both ends, even on the direct path; `None` without a connection.
     pub addresses: Option<AddressPair>,
-    /// Worker that owns it, if it is bound.
+    /// Worker that owns the QP; `None` if it is not bound.
     pub worker: Option<u32>,
     /// Granted inbound reads; 0 without a connection.
     pub ird: u16,
@@ -153,7 +153,7 @@ pub struct QpRow {
     pub ord: u16,
     /// Counters since the QP was created.
     pub counters: QpCounters,
-    /// The Terminate that ended it, if one did.
+    /// The Terminate that ended the connection, if any.
     pub terminate: Option<(TerminateOrigin, TerminateCode)>,
 }
 
@@ -278,9 +278,9 @@ pub struct WindowRow {
     pub pd: PdId,
     /// Type 1, for a domain, or type 2, for a QP.
     pub kind: WindowKind,
-    /// STag of the last bind, or its first one.
+    /// STag of the last bind, or of the allocation if the window was never bound.
     pub stag: Stag,
-    /// Region it is bound to; `None` if unbound.
+    /// Region to which the window is bound; `None` if unbound.
     pub mr: Option<MrId>,
 }
 
@@ -344,7 +344,7 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// Creates a record without any object except the session; its number and time are 0.
+    /// Creates a record that names no object except the session. Its number and time are 0.
     pub fn new(
         session: SessionId,
         what: DiagnosisKind,
@@ -391,7 +391,7 @@ pub enum DiagnosisKind {
     Lost,
     /// A session was ended for misbehaviour.
     Ended,
-    /// The QP dropped a datagram, its first one for this reason.
+    /// The QP dropped a datagram, the first for this reason.
     Dropped,
     /// A fault rule had an effect other than a failed request, a refusal or a Terminate.
     Injected,
@@ -419,13 +419,13 @@ pub struct FaultRow {
     pub name: String,
     /// User who set the rule.
     pub owner: u32,
-    /// The only session concerned, if the rule ends with it.
+    /// The session to which the rule applies and with which it ends; `None` for all sessions.
     pub session: Option<SessionId>,
-    /// Occasions that the rule selects, so far.
+    /// Number of occasions selected so far.
     pub seen: u64,
-    /// Faults so far.
+    /// Number of faults so far.
     pub injected: u64,
-    /// The rule has a lasting effect at present: a stopped QP, or a port that is down.
+    /// True while the rule has a lasting effect, such as a stopped QP or a port that is down.
     pub in_effect: bool,
     /// The rule, as text.
     pub rule: String,

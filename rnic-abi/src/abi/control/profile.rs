@@ -1,27 +1,27 @@
-//! The profile of a daemon: the values that its devices show in place of rnicd's own.
+//! The profile of a daemon: device attributes that its devices report instead of rnicd's own.
 
 use serde::{Deserialize, Serialize};
 
 use super::device::DeviceKind;
 
-/// Values of a profile that are not limits of [`DeviceAttributes`](super::DeviceAttributes), which
-/// contain the limits of the profile already. A maximum is an upper bound: the library shows the
-/// lower of it and its own.
+/// Values of a profile other than the limits in [`DeviceAttributes`](super::DeviceAttributes),
+/// which already respect the profile. A maximum is an upper bound: the library reports the lower of
+/// this value and its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// Name, or the path of the file.
     pub name: String,
-    /// The devices that show these values.
+    /// Kind of the devices that report these values.
     pub kind: DeviceKind,
     /// Firmware version; empty for the version of the daemon.
     pub fw_ver: String,
     /// `max_mr_size` in bytes.
     pub max_mr_size: u64,
-    /// Page sizes that `page_size_cap` may show.
+    /// Page sizes that `page_size_cap` may contain.
     pub page_size_cap: u64,
-    /// Flags that `device_cap_flags` may show.
+    /// Flags that `device_cap_flags` may contain.
     pub device_cap_flags: u32,
-    /// True if `atomic_cap` shows atomics and QPs support them.
+    /// True if QPs support atomics and `atomic_cap` reports them.
     pub atomics: bool,
     /// `max_sge_rd`.
     pub max_sge_rd: u8,
@@ -31,7 +31,7 @@ pub struct Profile {
     pub max_res_rd_atom: u32,
     /// `max_ah`.
     pub max_ah: u32,
-    /// Error number (`errno(3)`) of a handle above `max_ah`.
+    /// Error number (`errno(3)`) of a request for more than `max_ah` address handles.
     pub max_ah_errno: u16,
     /// `local_ca_ack_delay`.
     pub local_ca_ack_delay: u8,

@@ -33,7 +33,7 @@ pub enum QpChange {
 }
 
 impl QpChange {
-    /// Returns true if the QP receives from then on.
+    /// Returns true if the change moves the QP to Rtr, in which it starts to receive.
     pub fn starts_receiving(&self) -> bool {
         matches!(self, QpChange::ReadyToReceive(_) | QpChange::ReceiveDatagrams { .. })
     }

@@ -95,7 +95,7 @@ pub enum Refusal {
     /// The daemon is draining and refuses new objects and connections.
     #[error("the daemon is draining and refuses new objects (end this with `rnicctl drain off`)")]
     Draining,
-    /// A maximum of the profile is reached, which the device does not exceed.
+    /// The request exceeds a maximum of the profile.
     #[error("profile {profile}: {key} = {limit}, asked for {asked}")]
     AboveProfile {
         /// Name of the profile, or the path of its file.

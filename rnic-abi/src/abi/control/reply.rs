@@ -140,7 +140,7 @@ pub enum ReplyBody {
         /// New arena, if any; the reply carries its descriptor.
         new_arena: Option<NewArena>,
     },
-    /// A fault rule carries out the call: an event follows.
+    /// A fault rule has replaced the call by an event, which follows.
     EventFollows,
     /// A fault rule repeats or loses the event of [`CmEvent`](super::LibraryCall::CmEvent).
     Events {

@@ -46,7 +46,8 @@ pub enum RequestBody {
         /// The shared buffer, of this session.
         buffer: SharedBufferId,
     },
-    /// Registers a memory region. The reply follows when every worker has it. Reply: `Mr`.
+    /// Registers a memory region. The reply follows after every worker has added the region.
+    /// Reply: `Mr`.
     //= RDMAP-3.2-8
     RegMr(MrRequest),
     /// Deregisters a region. After the reply no access to it is possible. Reply: `Done`.
@@ -328,7 +329,7 @@ pub enum RequestBody {
     /// Its requests arrive as [`RcRequest`](super::Event::RcRequest). Reply: `Listener`, for use
     /// with `Listen` and `CloseListener`.
     BindRc {
-        /// Port space; not that of UD QPs.
+        /// Port space other than that of UD QPs.
         space: PortSpace,
         /// An address of the device's ports or a wildcard; port 0 lets the daemon choose.
         #[serde(with = "address")]
@@ -338,13 +339,13 @@ pub enum RequestBody {
         /// True to exclude IPv4 from an IPv6 wildcard; ignored for other addresses.
         v6_only: bool,
     },
-    /// Sends a connection request (REQ) in the name of an RC, UC or UD QP, whose state does not
-    /// change. A UD QP stands for a QP that the program wires itself. Reply: `Done`, then
+    /// Sends a connection request (REQ) for an RC, UC or UD QP, whose state does not change. A UD
+    /// QP is a placeholder for a QP that the program connects itself. Reply: `Done`, then
     /// `RcReply`, `RcRejected` or `Unreachable`; after `RcReply` also `Disconnected`.
     ConnectRc {
         /// The QP to connect, without a connection.
         qp: QpId,
-        /// Port space of the peer's port; not that of UD QPs.
+        /// Port space of the peer's port, other than that of UD QPs.
         space: PortSpace,
         /// Address and port of the peer.
         #[serde(with = "address")]
@@ -388,23 +389,23 @@ pub enum RequestBody {
         /// Name of the device.
         name: String,
     },
-    /// Sets fault rules ([`FaultRule`](crate::faults::FaultRule)), all or none. Rules for other
-    /// users are for administrators. Reply: `Done`.
+    /// Sets fault rules ([`FaultRule`](crate::faults::FaultRule)): all, or none on an error. Only
+    /// administrators may set rules for other users. Reply: `Done`.
     SetFaults {
         /// Rules, separated by `;` or line breaks.
         rules: String,
-        /// The rules concern only this session, and end with it.
+        /// True if the rules apply only to this session and end with it.
         own: bool,
     },
-    /// Clears a fault rule of the user, or all. Administrators clear those of all users. Reply:
-    /// `Done`.
+    /// Clears a fault rule, or all fault rules, of the user; for an administrator, of all users.
+    /// Reply: `Done`.
     ClearFaults {
-        /// Name of the rule.
+        /// Name of the rule; `None` for all rules.
         name: Option<String>,
     },
-    /// Asks whether a fault rule concerns a call that the library carries out itself. Reply: `Done`
-    /// if the library shall carry it out, `EventFollows` if an event takes its place. A rule that
-    /// fails the call refuses the request. `Events` answers `CmEvent`.
+    /// Asks whether a fault rule applies to a call that the library executes itself. Reply: `Done`
+    /// if the library must execute it, `EventFollows` if an event replaces it, `Events` for
+    /// `CmEvent`. A rule that fails the call refuses the request.
     Call(LibraryCall),
 }
 
@@ -515,8 +516,8 @@ pub struct RequestInfo {
 /// Effect of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Reads no named object, or is for administrators. A session that sends no other requests is
-    /// not recorded as an event.
+    /// Concerns no object of the session. A session that sends no other requests is not recorded as
+    /// an event.
     Query,
     /// Creates an object or a connection. A draining daemon refuses it.
     Create,
@@ -630,7 +631,7 @@ pub struct QpRequest {
     pub max_inline: u16,
     /// Signals every send request.
     pub signal_all: bool,
-    /// Handling of a Send that finds no receive. Ignored for QPs of the RoCE device.
+    /// Handling of a Send for which no receive is posted. Ignored for QPs of the RoCE device.
     pub rnr_policy: RnrPolicy,
     /// The application's context, repeated in events.
     pub context: u64,
@@ -659,7 +660,7 @@ pub enum DisconnectMode {
 /// Parameters of a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MrRequest {
-    /// Domain the region belongs to.
+    /// Protection domain of the region.
     pub pd: PdId,
     /// Memory of the region.
     pub source: MrSource,
