@@ -368,15 +368,15 @@ mod tests {
     use super::*;
 
     fn open(path: &str, write: bool) -> OwnedFd {
-        File::options().read(true).write(write).open(path).expect("a file that is there").into()
+        File::options().read(true).write(write).open(path).expect("an existing file").into()
     }
 
     fn own() -> Arc<AddressSpace> {
         let pid = std::process::id() as i32;
-        AddressSpace::adopt(open("/proc/self/mem", true), pid).expect("it is ours")
+        AddressSpace::adopt(open("/proc/self/mem", true), pid).expect("our own memory")
     }
 
-    /// Memory of this process that a mapping and an [`AddressSpace`] both reach.
+    /// Returns memory of this process that is accessible both as a mapping and through [`own`].
     fn memory(len: usize) -> Arc<Mapping> {
         Mapping::create_shared_buffer(len).expect("memory for the buffer").0
     }
@@ -443,11 +443,11 @@ mod tests {
     fn intervening_owner_stores_are_lost() {
         let space = own();
         let memory = memory(4096);
-        let in_between = |old| {
+        let store_and_add = |old| {
             memory.store_u64(8, 100).expect("aligned");
             old + 1
         };
-        assert_eq!(space.update_u64(memory.address() + 8, in_between), Ok(0));
+        assert_eq!(space.update_u64(memory.address() + 8, store_and_add), Ok(0));
         assert_eq!(memory.load_u64(8), Ok(1));
     }
 
@@ -534,14 +534,14 @@ mod tests {
     #[test]
     fn an_ended_address_space_stays_gone() {
         let (mut child, space) = cat();
-        // Its first mapping: the program itself.
+        // The first mapping is that of the program file.
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).expect("its maps");
         let start = maps.split('-').next().and_then(|a| u64::from_str_radix(a, 16).ok());
         let start = start.expect("a mapping");
         let mut bytes = [0; 4];
-        space.read(start, &mut bytes).expect("it lives");
-        child.kill().expect("it lives");
-        child.wait().expect("it has ended");
+        space.read(start, &mut bytes).expect("mapped");
+        child.kill().expect("a running child");
+        child.wait().expect("a killed child");
         assert_eq!(space.read(start, &mut bytes), Err(AttachedFault::Gone));
         assert!(space.is_gone());
         assert_eq!(space.write(start, &bytes, false), Err(AttachedFault::Gone));
@@ -587,13 +587,13 @@ mod tests {
         let (mut child, _) = cat();
         let other = refusal(open(&format!("/proc/{}/mem", child.id()), true));
         assert!(matches!(other, AttachError::NotItsMemory { .. }), "{other}");
-        child.kill().expect("it lives");
-        child.wait().expect("it has ended");
+        child.kill().expect("a running child");
+        child.wait().expect("a killed child");
     }
 
     #[test]
     fn thread_self_mem_is_accepted() {
         let file = open("/proc/thread-self/mem", true);
-        AddressSpace::adopt(file, std::process::id() as i32).expect("it is ours");
+        AddressSpace::adopt(file, std::process::id() as i32).expect("our own memory");
     }
 }

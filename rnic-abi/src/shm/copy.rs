@@ -1,11 +1,11 @@
 //! All copies of bytes into and out of shared memory.
 //!
-//! Another process may write the same bytes at the same time. The language has no bulk atomic copy,
-//! so this module uses `ptr::copy*` on raw pointers, as virtual machine monitors do for guest
-//! memory. It satisfies the three conditions under which that is sound in practice: only bytes are
-//! copied (any value of them is valid), no reference to foreign memory ever exists, and a compiler
-//! fence after each copy keeps the compiler from reading foreign memory again for a value that it
-//! has already copied. At worst the copy is a mixture of the bytes that both sides wrote.
+//! Another process may write the same bytes at the same time. Rust has no bulk atomic copy, so this
+//! module uses `ptr::copy*` on raw pointers, as virtual machine monitors do for guest memory. It
+//! satisfies the three conditions under which that is sound in practice: only bytes are copied (any
+//! value of them is valid), no reference to foreign memory ever exists, and a compiler fence after
+//! each copy keeps the compiler from reading foreign memory again for a value that it has already
+//! copied. At worst the copy is a mixture of the bytes that both sides wrote.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::atomic::{compiler_fence, fence};
@@ -58,7 +58,7 @@ impl Mapping {
 
     /// Like [`write`](Self::write), but the last bytes become visible last: a program that polls
     /// the end of its buffer then finds the other bytes in place. The last bytes are the longest
-    /// naturally aligned word (8, 4, 2 or 1 bytes) at the end of the range, stored at once.
+    /// naturally aligned word (8, 4, 2 or 1 bytes) at the end of the range, stored atomically.
     #[inline]
     pub fn write_tail_last(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
         let to = self.range(offset, src.len()).ok_or(CopyFault::OutOfRange)?;
@@ -219,7 +219,7 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
     }
 }
 
-/// Copies like `memmove`, but stores the word that `tail_len` selects last and at once.
+/// Copies like `memmove`, but stores the word that `tail_len` selects last, and atomically.
 ///
 /// # Safety
 /// `from` must be valid for reading and `to` for writing `len` bytes, both in private or in shared
@@ -393,14 +393,14 @@ mod tests {
             }
         });
         assert_eq!(one.load_u64(8), Ok(4 * TIMES));
-        // An intervening store is used as the old value.
-        let in_between = |old| {
+        // If another store intervenes, its value is the old one.
+        let store_and_add = |old| {
             if old == 4 * TIMES {
                 other.store_u64(8, 7).expect("aligned");
             }
             old + 1
         };
-        assert_eq!(one.update_u64(8, in_between), Ok(7));
+        assert_eq!(one.update_u64(8, store_and_add), Ok(7));
         assert_eq!(one.load_u64(8), Ok(8));
     }
 

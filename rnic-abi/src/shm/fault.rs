@@ -72,7 +72,7 @@ impl Drop for Registration {
     }
 }
 
-/// All zeros at first: any other value would put the 1.5 MiB into every program's file.
+/// Initially all zeros: any other value would add 1.5 MiB to the file of every program.
 struct Table {
     slots: [Slot; SLOTS],
     /// Number of slots that the handler searches: no slot from this number on has ever been used.
@@ -144,6 +144,7 @@ impl Table {
         let slot = &self.slots[index];
         let version = slot.version.load(Ordering::Relaxed);
         slot.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        // Pairs with the acquire fence in `find`, as in `insert`.
         fence(Ordering::Release);
         slot.start.store(0, Ordering::Relaxed);
         slot.end.store(0, Ordering::Relaxed);

@@ -39,7 +39,7 @@ pub fn is_loan(wr_id: u64) -> bool {
     wr_id >> MARK_SHIFT == MARK
 }
 
-/// Memory that this process accesses only by leases.
+/// Memory that this process accesses only through leases.
 #[derive(Debug)]
 pub struct Lendable {
     mapping: Mapping,
@@ -48,7 +48,7 @@ pub struct Lendable {
 }
 
 impl Lendable {
-    /// Takes over a mapping. Returns it as the error if it has another owner.
+    /// Takes over a mapping. Returns the mapping as an error if it has another owner.
     pub fn new(mapping: Arc<Mapping>) -> Result<Arc<Self>, Arc<Mapping>> {
         let mapping = Arc::try_unwrap(mapping)?;
         // A child created by `fork` could write to memory while its parent has a slice of it. If
@@ -218,9 +218,9 @@ mod tests {
             assert!(memory.lease(offset, len).is_none(), "{len} at {offset}");
         }
         let before = memory.lease(0, 100);
-        let behind = memory.lease(150, 8042);
+        let after = memory.lease(150, 8042);
         assert!(before.as_ref().is_some_and(|l| l.iter().all(|b| *b == 0)));
-        drop((before, behind, lease));
+        drop((before, after, lease));
         assert!(memory.lease(0, 8192).is_some_and(|all| all[99..151].ends_with(&[7, 0])));
         for (offset, len) in [(0, 0), (8192, 0), (8192, 1), (1, 8192), (usize::MAX, 2)] {
             assert!(memory.lease(offset, len).is_none(), "{len} at {offset}");
@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn a_loan_ends_only_by_its_own_completion() {
         let memory = lendable();
-        let one = LoanNumber::next().expect("few");
-        let other = LoanNumber::next().expect("few");
+        let one = LoanNumber::next().expect("the first numbers");
+        let other = LoanNumber::next().expect("the first numbers");
         assert_ne!(one, other);
         assert!(is_loan(one.wr_id()) && !is_loan(0) && !is_loan(u64::MAX));
         let done = Done::read(one.wr_id());

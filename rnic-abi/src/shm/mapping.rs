@@ -142,7 +142,7 @@ impl Mapping {
         .map_err(|e| AdoptError::Seal(e.into()))?;
         let actual = rustix::fs::fstat(fd).map_err(AdoptError::os)?.st_size.cast_unsigned();
         if actual != len {
-            return Err(AdoptError::WrongSize { said: len, actual });
+            return Err(AdoptError::WrongSize { announced: len, actual });
         }
         let hole = rustix::fs::seek(fd, SeekFrom::Hole(0)).map_err(AdoptError::os)?;
         if hole != len {
@@ -294,10 +294,10 @@ pub enum AdoptError {
     #[error("sealing the shared buffer failed: {0}")]
     Seal(#[source] io::Error),
     /// The memfd does not have the announced size.
-    #[error("the memfd has {actual} bytes, {said} were announced")]
+    #[error("the memfd has {actual} bytes instead of the announced {announced}")]
     WrongSize {
         /// Bytes according to the client's request.
-        said: u64,
+        announced: u64,
         /// Bytes according to `fstat(2)`.
         actual: u64,
     },
@@ -362,12 +362,12 @@ mod tests {
         Mapping::adopt_shared_buffer(fd.as_fd(), len as u64).expect_err("must be refused")
     }
 
-    /// Otherwise a child could ring and post like its parent.
+    /// A child that inherited the arena could ring doorbells and post like its parent.
     #[test]
     fn an_arena_is_not_inherited_by_fork() {
-        let (_daemons, fd) = Mapping::create_arena("test", LEN).expect("memory for the arena");
+        let (_daemon, fd) = Mapping::create_arena("test", LEN).expect("memory for the arena");
         let mapping = Mapping::map_arena(fd.as_fd(), LEN).expect("an arena");
-        let maps = std::fs::read_to_string("/proc/self/smaps").expect("what this process maps");
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("the mappings");
         let begin = format!("{:08x}-", mapping.address());
         let ours = maps.lines().skip_while(|line| !line.starts_with(&begin));
         let flags = ours.take(30).find_map(|line| line.strip_prefix("VmFlags:"));
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_is_mapped_where_it_is() {
+    fn a_vector_is_wrapped_in_place() {
         let mut bytes = Vec::with_capacity(100);
         bytes.extend_from_slice(b"bytes on the heap");
         let address = bytes.as_ptr() as u64;
@@ -465,8 +465,8 @@ mod tests {
     fn a_buffer_of_another_size_is_refused() {
         for size in [LEN - 4096, LEN + 4096] {
             let error = refusal(populated(size), LEN);
-            let AdoptError::WrongSize { said, actual } = error else { panic!("{error:?}") };
-            assert_eq!((said, actual), (LEN as u64, size as u64));
+            let AdoptError::WrongSize { announced, actual } = error else { panic!("{error:?}") };
+            assert_eq!((announced, actual), (LEN as u64, size as u64));
         }
         assert!(matches!(refusal(populated(LEN), 0), AdoptError::BadLength { len: 0 }));
         let fd = populated(LEN);

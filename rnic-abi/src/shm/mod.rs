@@ -2,9 +2,9 @@
 //! wake-up protocol between two processes.
 //!
 //! Both sides of each ring are in this module, so that a change to one is reviewed with the other.
-//! The functions for callers are safe, with few exceptions. Ranges are checked. Foreign memory is
-//! copied or loaded word by word, and never referenced. The other side's index is a hint that is
-//! bounded by the ring. A missing page of a shared buffer causes an error and does not end the
+//! Almost all public functions are safe: they check ranges, copy foreign memory or load it word by
+//! word, and never create a reference to its bytes. They use the other side's index only within the
+//! bounds of the ring. A missing page of a shared buffer causes an error and does not end the
 //! process. This module does not depend on the meaning of a request, on permissions, on the
 //! descriptors on which threads sleep, or on time. The engine and the workers use the daemon's
 //! ends, and `rnic-client` the client's.

@@ -22,7 +22,7 @@ use super::queue::{
 use crate::abi::queue::{ARM_NEXT, ARM_SOLICITED, Cqe, QueueKind, QueueShape, Sge};
 use crate::types::{CompletionOpcode, CompletionStatus};
 
-/// Explores `model`. The arena only gives the queues a location: their words are loom's.
+/// Explores `model`. The arena only provides offsets: the words of the queues are loom's.
 fn explore(model: impl Fn(&Arc<Mapping>) + Sync + Send + 'static) {
     let (arena, _fd) = Mapping::create_arena("model", 16384).expect("memory for the arena");
     loom::model(move || model(&arena));
@@ -119,12 +119,12 @@ fn loom_completion_publish_and_poll() {
 /// A check without the consumer does not miss an unread completion while another thread reads the
 /// completion before it and the engine overwrites that slot.
 #[test]
-fn loom_look_against_poll_and_publish() {
+fn loom_check_against_poll_and_publish() {
     explore(|arena| {
         let (mut producer, mut consumer) = completions(arena, 2);
         producer.publish(&completion(0)).expect("the ring is empty");
         producer.publish(&completion(1)).expect("there is room");
-        let look = consumer.look();
+        let check = consumer.look();
         let reader = thread::spawn(move || {
             assert_eq!(consumer.poll(), Some(completion(0)));
             assert_eq!(consumer.release(), 0, "no worker waits in this model");
@@ -133,16 +133,16 @@ fn loom_look_against_poll_and_publish() {
             Ok(()) => {}
             Err(error) => assert_eq!(error, PublishError::Full),
         });
-        assert!(!look.is_empty());
+        assert!(!check.is_empty());
         reader.join().expect("no panic");
         engine.join().expect("no panic");
-        assert!(!look.is_empty());
+        assert!(!check.is_empty());
     });
 }
 
 /// Like the previous model, while the queue moves and its old location is overwritten.
 #[test]
-fn loom_look_against_move() {
+fn loom_check_against_move() {
     explore(|arena| {
         let here = queue(arena, QueueKind::Completion, 1);
         let mut producer = CompletionProducer::new(here.clone());
@@ -150,22 +150,22 @@ fn loom_look_against_move() {
         producer.publish(&completion(0)).expect("the ring is empty");
         assert!(consumer.poll().is_some());
         assert_eq!(consumer.release(), 0, "no worker waits in this model");
-        let look = consumer.look();
-        assert!(look.is_empty());
+        let check = consumer.look();
+        assert!(check.is_empty());
         producer.publish(&completion(1)).expect("there is room");
         let there = queue(arena, QueueKind::Completion, 2);
         let mover = thread::spawn(move || {
             assert_eq!(consumer.prepare_move(), 0, "no worker waits in this model");
-            // The following is the daemon's part.
+            // The following three calls are the daemon's.
             let moving = producer.begin_move(there.clone()).expect("it fits");
             producer.finish_move(moving, 0).expect("it fits");
             CompletionProducer::new(here).publish(&completion(9)).expect("it looks empty");
             consumer.follow(there);
             consumer
         });
-        assert!(!look.is_empty());
+        assert!(!check.is_empty());
         let mut consumer = mover.join().expect("no panic");
-        assert!(!look.is_empty());
+        assert!(!check.is_empty());
         assert_eq!(consumer.poll(), Some(completion(1)));
     });
 }
@@ -257,7 +257,7 @@ fn loom_copy_push_against_prepare_sleep() {
     });
 }
 
-/// A thread that is about to sleep sees the end of its session, or does not sleep.
+/// A thread that is about to sleep sees the end of its session, or its sleep ends at once.
 #[test]
 fn loom_copy_end_against_prepare_sleep() {
     let shape = QueueShape::copies();
@@ -350,8 +350,8 @@ fn loom_post_against_waiting_engine() {
 }
 
 /// Like the previous model, for an SRQ with consumers on two workers under one lock. A worker that
-/// finds nothing at its last check and waits is rung, and no receive stays in the queue while a
-/// worker that was not rung waits.
+/// finds nothing at its last check and waits is rung: no receive stays in the queue while a worker
+/// waits without having been rung.
 #[test]
 fn loom_post_against_two_waiting_workers() {
     explore(|arena| {

@@ -20,7 +20,7 @@ pub(super) fn read(mapping: &Mapping, at: usize, pieces: &Pieces) -> bool {
 
 /// Copies bytes from the mapping, starting at offset `at`, to all pieces. With `tail_last`, the
 /// longest aligned word at the end is written by a second call, after the other bytes, because a
-/// program may poll the end of its buffer. Returns false as [`read`] does.
+/// program may poll the end of its buffer. Returns false in the same cases as [`read`].
 pub(super) fn write(mapping: &Mapping, at: usize, pieces: &Pieces, tail_last: bool) -> bool {
     let mut first = pieces.clone();
     let mut tail = Pieces::new();
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn this_process_may_copy_its_own_memory() {
-        check_copies().expect("allowed here");
+        check_copies().expect("allowed by the seccomp filter");
     }
 
     #[test]

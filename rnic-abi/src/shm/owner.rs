@@ -8,8 +8,9 @@
 //! takes a number that none of its ancestors had, before it can own anything.
 //!
 //! If such a page is not available, an owner is identified by its process ID. A child that shares
-//! all of its parent's memory (`CLONE_VM`, like that of vfork(2)) has the parent's page and is
-//! taken for its parent. It runs only until exec(2), and the parent's queues are mapped in it.
+//! all of its parent's memory (`CLONE_VM`, like that of vfork(2)) has the parent's page, so this
+//! module mistakes it for its parent. It runs only until exec(2), and the parent's queues are
+//! mapped in it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -18,30 +19,31 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::abi::queue::PAGE;
 
-/// The process that created an object. In a child, copies of an `Owner` still mean the parent.
+/// The process that created an object. In a child, a copy of an `Owner` still identifies the
+/// parent.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     /// The word in the page and its value at creation; `None` without such a page.
-    sign: Option<(&'static AtomicU64, u64)>,
+    mark: Option<(&'static AtomicU64, u64)>,
     id: u32,
 }
 
 impl Owner {
     /// Returns the calling process.
     pub fn current() -> Self {
-        let sign = word().map(|word| (word, number(word)));
-        Owner { sign, id: std::process::id() }
+        let mark = word().map(|word| (word, number(word)));
+        Owner { mark, id: std::process::id() }
     }
 
     /// Returns the process with this ID. Each check asks the kernel for the process ID.
     pub fn by_id(id: u32) -> Self {
-        Owner { sign: None, id }
+        Owner { mark: None, id }
     }
 
     /// Returns true if this is the calling process.
     #[inline]
     pub fn is_current(&self) -> bool {
-        match self.sign {
+        match self.mark {
             Some(_) => self.may_be_current(),
             None => std::process::id() == self.id,
         }
@@ -53,7 +55,7 @@ impl Owner {
     pub fn may_be_current(&self) -> bool {
         // Relaxed: a process takes its number before it can create an owner with it, and a child
         // finds only the kernel's zeros until it takes a number.
-        self.sign.is_none_or(|(word, number)| word.load(Ordering::Relaxed) == number)
+        self.mark.is_none_or(|(word, number)| word.load(Ordering::Relaxed) == number)
     }
 
     /// Returns the process ID.
@@ -64,7 +66,8 @@ impl Owner {
 
 /// Returns the number of this process. A child without a number takes one.
 fn number(word: &AtomicU64) -> u64 {
-    /// Count of numbers taken by this process and its ancestors. This word is not wiped.
+    /// Count of numbers taken by this process and its ancestors. The kernel does not zero this word
+    /// in a child.
     static GIVEN: AtomicU64 = AtomicU64::new(0);
     match word.load(Ordering::Relaxed) {
         0 => {
@@ -78,8 +81,8 @@ fn number(word: &AtomicU64) -> u64 {
     }
 }
 
-/// Returns the word that is 0 in a child. Takes no lock, because a child might find it locked
-/// forever.
+/// Returns the word that the kernel zeroes in a child. Takes no lock, because a child might inherit
+/// it locked.
 fn word() -> Option<&'static AtomicU64> {
     static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
     let mut at = WORD.load(Ordering::Acquire);
@@ -101,7 +104,7 @@ fn word() -> Option<&'static AtomicU64> {
     Some(unsafe { &*at })
 }
 
-/// Maps a page of zeros that is set to zero again in a child.
+/// Maps a page of zeros that the kernel zeroes again in a child.
 fn wiped_page() -> Option<NonNull<u8>> {
     let rights = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE;
@@ -135,7 +138,8 @@ mod tests {
         let child = start();
         if child == 0 {
             let status = if ask() { 10 } else { 11 };
-            // SAFETY: ends the child at once: it runs and writes nothing of its parent's.
+            // SAFETY: ends the child at once, without the parent's exit handlers and buffered
+            // output.
             unsafe { libc::_exit(status) };
         }
         assert!(child > 0, "no child");
@@ -166,13 +170,13 @@ mod tests {
     fn a_child_is_not_its_parent() {
         let by_id = Owner::by_id(std::process::id());
         let current = Owner::current();
-        assert!(current.sign.is_some(), "this kernel can wipe a page");
+        assert!(current.mark.is_some(), "this kernel can zero a page in a child");
         assert_eq!(current.id(), std::process::id());
         for owner in [current, by_id] {
             for start in [by_fork, by_clone] {
                 assert!(owner.is_current());
                 assert!(!in_child(start, || owner.is_current()));
-                let has_page = owner.sign.is_some();
+                let has_page = owner.mark.is_some();
                 assert_eq!(!in_child(start, || owner.may_be_current()), has_page);
                 assert!(owner.is_current());
             }
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_owner_is_none_of_its_ancestors() {
+    fn a_child_owner_differs_from_its_ancestors() {
         let parent = Owner::current();
         let differs = || {
             let child = Owner::current();
@@ -203,7 +207,7 @@ mod tests {
         for owner in owners {
             let owner = owner.join().expect("no panic");
             assert!(owner.is_current());
-            assert_eq!(owner.sign.map(|sign| sign.1), Owner::current().sign.map(|sign| sign.1));
+            assert_eq!(owner.mark.map(|mark| mark.1), Owner::current().mark.map(|mark| mark.1));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Credentials of the process at the other end of a Unix socket.
 //!
-//! `rustix::net::sockopt::socket_peercred` cannot represent a process without a number in the
-//! caller's pid namespace: it returns an error with a random number for it.
+//! `rustix::net::sockopt::socket_peercred` cannot represent a process outside the caller's PID
+//! namespace: for such a process it returns an error with an arbitrary number.
 
 use std::io;
 use std::mem::size_of;
@@ -10,16 +10,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Credentials of a process, in the namespaces of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// Process id, 0 if the process is outside the pid namespace.
+    /// Process ID; 0 if the process is outside the PID namespace.
     pub pid: i32,
-    /// Effective user id, the overflow uid if it has no mapping.
+    /// Effective user ID; the overflow UID if it has no mapping.
     pub uid: u32,
-    /// Effective group id, the overflow gid if it has no mapping.
+    /// Effective group ID; the overflow GID if it has no mapping.
     pub gid: u32,
 }
 
-/// Returns `SO_PEERCRED`: of a connected socket the credentials of the process that called
-/// `listen(2)`, of an accepted socket those of the process that called `connect(2)`.
+/// Returns `SO_PEERCRED`: for a connected socket, the credentials of the process that called
+/// `listen(2)`; for an accepted socket, those of the process that called `connect(2)`.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     #[expect(clippy::cast_possible_truncation, reason = "12 bytes")]

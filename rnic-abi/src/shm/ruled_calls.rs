@@ -1,4 +1,4 @@
-//! The calls of the library that fault rules concern.
+//! The set of library calls to which fault rules apply.
 
 use std::sync::Arc;
 
@@ -21,15 +21,15 @@ impl RuledCalls {
         Ok(RuledCalls { word })
     }
 
-    /// Sets the calls. Called by the daemon before it replies to the request that sets a rule.
+    /// Stores the set. Called by the daemon before it replies to the request that sets a rule.
     pub fn set(&self, calls: u64) {
         self.word.u64(0).store(calls, Ordering::Relaxed);
     }
 
-    /// Returns true if fault rules concern some of `calls`.
+    /// Returns true if fault rules apply to at least one of `calls`.
     ///
-    /// Relaxed: the word guards no other memory. A thread that knows of the daemon's reply finds
-    /// the rules, because the reply came through the kernel.
+    /// Relaxed: the word guards no other memory. A load that follows the daemon's reply sees the
+    /// store in [`set`](Self::set), because the reply passes through the kernel after that store.
     #[inline]
     pub fn include(&self, calls: u64) -> bool {
         self.word.u64(0).load(Ordering::Relaxed) & calls != 0

@@ -94,19 +94,19 @@ fn a_million_completions_lose_no_event_or_slot() {
     });
 }
 
-/// Threads share a consumer, and each checks the queue before it takes the lock. Each written
-/// completion gives a permit to read one completion, so a thread with a permit must find one.
+/// Threads share a consumer, and each checks the queue before it takes the lock. The producer
+/// issues a permit for each completion that it writes, so a thread with a permit must find one.
 #[test]
 fn a_permit_guarantees_a_completion() {
     const READERS: u64 = 3;
     const EACH: u64 = 50_000;
     let (daemon, client) = queue(QueueKind::Completion, QueueShape::completion(2));
     let consumer = CompletionConsumer::new(client);
-    let look = consumer.look();
+    let check = consumer.look();
     let consumer = Mutex::new(consumer);
     let permits = AtomicUsize::new(0);
     let mut read = std::thread::scope(|scope| {
-        let reader = || (0..EACH).map(|_| read_one(&permits, &look, &consumer)).collect();
+        let reader = || (0..EACH).map(|_| read_one(&permits, &check, &consumer)).collect();
         let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(reader)).collect();
         let mut producer = CompletionProducer::new(daemon);
         for n in 0..READERS * EACH {
@@ -121,13 +121,13 @@ fn a_permit_guarantees_a_completion() {
     });
     read.sort_unstable();
     assert!(read.into_iter().eq(0..READERS * EACH), "each is read once");
-    assert!(look.is_empty());
+    assert!(check.is_empty());
 }
 
 /// Takes a permit, then reads a completion.
 fn read_one(
     permits: &AtomicUsize,
-    look: &CompletionCheck,
+    check: &CompletionCheck,
     consumer: &Mutex<CompletionConsumer>,
 ) -> u64 {
     let take = || {
@@ -135,7 +135,7 @@ fn read_one(
         permits.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_less).is_ok()
     };
     until("completion", take);
-    assert!(!look.is_empty(), "overlooked");
+    assert!(!check.is_empty(), "the check missed the completion");
     let mut consumer = consumer.lock();
     let cqe = consumer.poll().expect("one for each permit");
     assert_eq!(consumer.release(), 0, "the engine does not stall");

@@ -160,8 +160,8 @@ const CROWDED: Duration = Duration::from_micros(500);
 const FIRST: Duration = Duration::from_millis(2);
 const LAST: Duration = Duration::from_millis(256);
 /// A long yield within this time after such a period doubles the next period, unless at least
-/// `MANY_SHORT_YIELDS` short yields came between: a program that alternates between computing and
-/// communicating must not cause longer and longer periods.
+/// `MANY_SHORT_YIELDS` short yields occurred in between: a program that alternates between
+/// computing and communicating must not cause longer and longer periods.
 const FORGET: Duration = Duration::from_secs(1);
 const MANY_SHORT_YIELDS: u32 = 16;
 

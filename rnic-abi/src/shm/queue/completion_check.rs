@@ -14,9 +14,9 @@
 //! * If the slot still holds its contents from before entry `n`, neither entry `n` nor a later one
 //!   has been written, and all earlier ones have been read: the queue is empty. A stale count makes
 //!   no difference, because an entry that was read has been written. The value of the slot is not
-//!   too stale either: the check sees all writes that its thread knows of, or that precede a fence
-//!   before one of its own fences, as [`CompletionConsumer::is_empty`] would. So the argument for
-//!   arming holds here too.
+//!   too stale either: like [`CompletionConsumer::is_empty`], the check sees all writes that happen
+//!   before it, and all that precede a SeqCst fence ordered before a fence of its own thread. So
+//!   the argument for arming holds here too.
 //! * If the slot holds an entry after `n`, the daemon had found that the slot was given back. It
 //!   had loaded the consumer index (acquire), whose store (release) comes after the store of the
 //!   count. The check has seen the daemon's write of the entry (release, acquire). So the second
@@ -64,15 +64,14 @@ impl ReleasedCount {
         Arc::new(ReleasedCount(AtomicU64::new(count)))
     }
 
-    /// Stores the count. Must be called before the slots are given back, which needs a store with
-    /// release.
+    /// Stores the count. Must be called before the slots are given back, by a store with release.
     #[inline]
     pub(super) fn show(&self, count: u64) {
         self.0.store(count, Ordering::Relaxed);
     }
 
-    /// Hides the count. No later check finds the queue empty, nor does an earlier one that has seen
-    /// an effect of the caller's next operations.
+    /// Hides the count. No later check finds the queue empty, nor does a check in progress that has
+    /// seen an effect of the caller's next operations.
     pub(super) fn hide(&self) {
         self.0.store(HIDDEN, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -89,7 +88,8 @@ impl ReleasedCount {
 pub(super) fn holds(queue: &QueueMemory, number: u64) -> bool {
     let index = index(number);
     let last = queue.slot(index) + COMPLETION_LEN - 8;
-    // Acquire: pairs with the release in `CompletionProducer`, so the other words are visible.
+    // Acquire: pairs with the release in `CompletionProducer::write`, so the other words are
+    // visible.
     let word = queue.view.u64(last).load(Ordering::Acquire);
     Cqe::sequence(word) == index.wrapping_add(1)
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_agrees_with_the_consumer() {
+    fn a_check_agrees_with_the_consumer() {
         for start in [1, u32::MAX - 3, u32::MAX] {
             let queue = place(2);
             let consumer_index = queue.view.u32(queue_header::CONSUMER);
@@ -144,51 +144,51 @@ mod tests {
                 queue.view.u64(last).store(u64::from(start) << 32, Ordering::Relaxed);
             }
             let (mut producer, mut consumer) = ends(&queue, start);
-            let look = consumer.look();
+            let check = consumer.look();
             for _ in 0..9 {
-                assert!(look.is_empty() && consumer.is_empty());
+                assert!(check.is_empty() && consumer.is_empty());
                 publish(&mut producer);
-                assert!(!look.is_empty());
+                assert!(!check.is_empty());
                 publish(&mut producer);
                 assert!(consumer.poll().is_some());
-                assert!(!look.is_empty(), "one remains");
+                assert!(!check.is_empty(), "one remains");
                 assert!(consumer.poll().is_some());
-                assert!(!look.is_empty(), "not given back, so not certain");
+                assert!(!check.is_empty(), "not given back, so not certain");
                 assert_eq!(consumer.release(), 0);
             }
         }
     }
 
     #[test]
-    fn looks_are_disabled_by_a_move() {
+    fn checks_are_disabled_by_a_move() {
         let here = place(2);
         let (mut producer, mut consumer) = ends(&here, 0);
-        let look = consumer.look();
-        assert!(look.is_empty());
+        let check = consumer.look();
+        assert!(check.is_empty());
         publish(&mut producer);
         assert!(consumer.poll().is_some());
         assert_eq!(consumer.prepare_move(), 0);
         assert_eq!(producer.unread(), 0, "it was given back");
-        assert!(!look.is_empty());
+        assert!(!check.is_empty());
         consumer.stay();
-        assert!(look.is_empty());
+        assert!(check.is_empty());
         assert_eq!(consumer.prepare_move(), 0);
         consumer.follow(here.clone());
-        assert!(look.is_empty(), "the place is the same");
+        assert!(check.is_empty(), "the location is the same");
         for there in [place(2), place(4), here] {
             assert_eq!(consumer.prepare_move(), 0);
             consumer.follow(there.clone());
-            assert!(!look.is_empty());
+            assert!(!check.is_empty());
             assert_eq!(consumer.prepare_move(), 0);
             consumer.follow(there);
-            assert!(!look.is_empty(), "the queue has been elsewhere");
+            assert!(!check.is_empty(), "the queue was at another location");
             let moving = producer.begin_move(consumer.queue().clone()).expect("it fits");
             moving.prepare();
             producer.finish_move(moving, 0).expect("it fits");
             publish(&mut producer);
             assert!(consumer.poll().is_some());
             assert_eq!(consumer.release(), 0);
-            assert!(!look.is_empty());
+            assert!(!check.is_empty());
         }
     }
 }

@@ -18,16 +18,16 @@ pub struct CompletionConsumer {
     released: u64,
     /// Copy of `released` for [`CompletionCheck`]s.
     released_count: Arc<ReleasedCount>,
-    looks: Looks,
+    checks: Checks,
 }
 
-/// State of the [`CompletionCheck`]s, which determines whether they may report an empty queue.
+/// Permission of the [`CompletionCheck`]s to report an empty queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Looks {
+enum Checks {
     Allowed,
-    /// They may not report it until the consumer knows whether the queue moves.
+    /// Suspended until the consumer knows whether the queue moves.
     Suspended,
-    /// They may never report it again, because the queue has left their location.
+    /// Revoked, because the queue has left the location of the checks.
     Over,
 }
 
@@ -41,23 +41,23 @@ impl CompletionConsumer {
         debug_assert_eq!(queue.kind, QueueKind::Completion);
         let head = u64::from(index);
         let released_count = ReleasedCount::new(head);
-        CompletionConsumer { queue, head, released: head, released_count, looks: Looks::Allowed }
+        CompletionConsumer { queue, head, released: head, released_count, checks: Checks::Allowed }
     }
 
-    /// Returns a view for threads that check for completions before they wait for this consumer.
-    /// After the queue has moved, the view never reports an empty queue.
+    /// Returns a check for threads that look for completions before they wait for this consumer.
+    /// After the queue has moved, the check never reports an empty queue.
     pub fn look(&self) -> CompletionCheck {
         CompletionCheck::new(self.queue.clone(), self.released_count.clone())
     }
 
-    /// Gives back the slots of all completions read, and disables all views. Must be called before
-    /// a request to move the queue. No thread may access the queue, even through a view, until
+    /// Gives back the slots of all completions read, and disables all checks. Must be called before
+    /// a request to move the queue. No thread may use this consumer again before
     /// [`follow`](Self::follow) or [`stay`](Self::stay). The result is that of
     /// [`release`](Self::release).
     #[must_use = "the workers in this set wait for their doorbell"]
     pub fn prepare_move(&mut self) -> u64 {
-        if self.looks == Looks::Allowed {
-            self.looks = Looks::Suspended;
+        if self.checks == Checks::Allowed {
+            self.checks = Checks::Suspended;
             self.released_count.hide();
         }
         self.release()
@@ -65,18 +65,18 @@ impl CompletionConsumer {
 
     /// Resumes after the daemon refused to move the queue.
     pub fn stay(&mut self) {
-        if self.looks == Looks::Suspended {
-            self.looks = Looks::Allowed;
+        if self.checks == Checks::Suspended {
+            self.checks = Checks::Allowed;
             self.released_count.show(self.released);
         }
     }
 
-    /// Continues at the location in the daemon's reply, which is the old one or one to which the
-    /// daemon has moved the unread completions. Completions that were read stay read: entries keep
-    /// their numbers and with them their sequence words.
+    /// Continues at the location in the daemon's reply: the old location, or a new one to which the
+    /// daemon has moved the unread completions. The index stays valid, because entries keep their
+    /// numbers and therefore their sequence words.
     ///
-    /// Writes nothing to the queue. No thread may access the queue between the request and the
-    /// reply ([`prepare_move`](Self::prepare_move)), so the arm and spin words are the same in both
+    /// Writes nothing to the queue. No thread writes to the queue between the request and the reply
+    /// ([`prepare_move`](Self::prepare_move)), so the arm and spin words are the same in both
     /// locations ([`CompletionMove`]).
     ///
     /// [`CompletionMove`]: super::CompletionMove
@@ -85,7 +85,7 @@ impl CompletionConsumer {
         if queue.is_at(&self.queue) {
             return self.stay();
         }
-        self.looks = Looks::Over;
+        self.checks = Checks::Over;
         self.released_count.hide();
         self.queue = queue;
     }
@@ -137,11 +137,12 @@ impl CompletionConsumer {
             return 0;
         }
         self.released = self.head;
-        if self.looks == Looks::Allowed {
+        if self.checks == Checks::Allowed {
             self.released_count.show(self.head);
         }
-        // Release: the reads of the slots are complete before the daemon may reuse them, and a
-        // check that finds a reused slot sees the count stored above.
+        // Release: pairs with the acquire in `CompletionProducer::refresh`. The reads of the slots
+        // are complete before the daemon may reuse them, and a check that finds a reused slot sees
+        // the count stored above.
         self.queue.view.u32(queue_header::CONSUMER).store(index(self.head), Ordering::Release);
         fence(Ordering::SeqCst);
         self.queue.view.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)

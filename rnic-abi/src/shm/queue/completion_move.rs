@@ -2,17 +2,17 @@
 //! continues to write completions.
 //!
 //! Entries keep their free-running numbers, so sequence words and reservations stay valid, and the
-//! client continues with the same index. The client does not access the queue from its request
-//! until the reply. A client that violates this harms only its own completions, because nothing
-//! here trusts the contents of the ring: entries are copied as words, and the consumer's index is
-//! checked as always.
+//! client continues with the same index. From its request until the reply, the client neither reads
+//! completions nor writes to the queue. A client that violates this rule harms only its own
+//! completions, because nothing here trusts the contents of the ring: entries are copied as words,
+//! and the consumer's index is checked as always.
 //!
 //! The mover locks the producer only to check it ([`CompletionProducer::catch_up`]) and to switch
 //! ([`CompletionProducer::finish_move`]), so that workers do not wait for a long copy:
 //!
 //! * A published, unread entry does not change: its slot is written again only after the consumer's
-//!   index has passed it. So entries that were found unread under the lock can be copied without
-//!   it. They are complete, because their writers held the lock earlier.
+//!   index has passed it. So entries that were found unread under the lock can be copied after the
+//!   lock is released. They are complete, because their writers held the lock earlier.
 //! * If the index passes them during the copy (the client violates the rule), the copies of those
 //!   slots may be torn. The next check finds the new index, and entries before it are never read.
 //! * The last check, the last copies and the switch happen in one critical section. Entries
@@ -22,9 +22,9 @@
 //! The arm is not lost. The client stores it before the request, or after the reply in the new
 //! location. In the first case the switch, which comes after the request, copies the arm word:
 //! either an earlier completion has taken the arm, and its event is on its way, or the next
-//! completion takes it in the new location. After arming, the client checks for completions and
-//! finds all earlier ones in either location, because the entries of the old one have been copied
-//! to the new one.
+//! completion takes it in the new location. After arming, the client checks for completions. It
+//! finds all earlier completions in either location, because the unread entries of the old location
+//! have been copied to the new one.
 
 use super::{CompletionProducer, QueueFault, QueueMemory};
 use crate::abi::queue::{COMPLETION_LEN, COMPLETION_WORDS, QueueKind, queue_header};
@@ -278,7 +278,7 @@ mod tests {
         consumer.follow(producer.queue().clone());
         assert!(producer.client_spins());
         producer.publish(&cqe(0)).expect("room");
-        assert!(!producer.take_arm(false), "it spins");
+        assert!(!producer.take_arm(false), "the client spins");
         consumer.set_spinning(false);
         assert!(producer.take_arm(false));
         assert!(!producer.take_arm(false));

@@ -39,8 +39,9 @@ impl CompletionProducer {
         Ok(room)
     }
 
-    /// Reserves up to `wanted` slots and returns their number, but several only if as many stay
-    /// free: receives complete without a reservation, and the caller may not use all of its slots.
+    /// Reserves up to `wanted` slots and returns their number. Reserves more than one only if at
+    /// least as many stay free: receives complete without a reservation, and the caller may not use
+    /// all of its slots.
     #[inline]
     pub fn reserve_batch(&mut self, wanted: u32) -> Result<u32, QueueFault> {
         if self.free() / 2 < wanted {
@@ -172,7 +173,8 @@ impl CompletionProducer {
 
     /// Loads the client's index, which must be between its last value and the published count.
     pub(super) fn refresh(&mut self) -> Result<(), QueueFault> {
-        // Acquire: the client has finished reading the slots that it gives back.
+        // Acquire: pairs with the release in `CompletionConsumer::release`, so the client has
+        // finished reading the slots that it gives back.
         let found = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         if found.wrapping_sub(self.consumed) > self.published.wrapping_sub(self.consumed) {
             let last = self.consumed;
@@ -191,7 +193,8 @@ impl CompletionProducer {
         let words = cqe.to_words(self.published);
         let [body @ .., last] = &words;
         self.queue.view.store_words(slot, body);
-        // Release: pairs with the acquire in `CompletionConsumer::poll`.
+        // Release: pairs with the acquire in `completion_check::holds`, which the client calls
+        // before it reads the entry.
         //= RDMAP-5.5-10
         self.queue.view.u64(slot + body.len() * 8).store(*last, Ordering::Release);
         self.queue.view.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
@@ -292,7 +295,7 @@ mod tests {
             let after = |n: u32| start.wrapping_add(n);
             set(after(3));
             assert_eq!(producer.reserve(), Err(fault(after(3), start, after(2))));
-            assert_eq!(producer.unread(), 2, "shown as it was");
+            assert_eq!(producer.unread(), 2, "the last valid index is used");
             assert!(consumer.poll().is_some());
             set(after(1));
             assert_eq!(producer.reserve(), Ok(true));

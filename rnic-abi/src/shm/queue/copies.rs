@@ -7,9 +7,10 @@
 //!
 //! Threads of the program serve the ring one at a time: a thread that waits for jobs, and threads
 //! that poll a CQ, because a copy often precedes a completion. The waiting thread sets the header's
-//! `ARM` word before it sleeps. Both sides store, fence and then load: the thread stores its `ARM`
-//! word and loads the producer index, the worker stores the producer index and loads the `ARM`
-//! word.
+//! `ARM` word before it sleeps. Both sides store, fence (SeqCst) and then load, so at least one
+//! side sees the store of the other: the thread stores the `ARM` word and loads the producer index
+//! (`prepare_sleep`, `serve`), the worker stores the producer index and loads the `ARM` word
+//! (`push`, `sleeps`).
 
 use std::sync::Arc;
 
@@ -218,8 +219,8 @@ impl CopyConsumer {
         let result = CopyHeader::from_words(view.load_words(slot + copy_entry::HEADER))
             .and_then(|header| self.copy(slot, &header));
         let copied = if result.is_some() { copy_entry::COPIED } else { 0 };
-        let passing = if by_poller { copy_entry::BY_POLLER } else { 0 };
-        let outcome = [copied | passing, result.unwrap_or(0)];
+        let by_poller = if by_poller { copy_entry::BY_POLLER } else { 0 };
+        let outcome = [copied | by_poller, result.unwrap_or(0)];
         view.store_words(slot + copy_entry::OUTCOME, &outcome);
     }
 
@@ -348,7 +349,7 @@ mod tests {
         let mut read = vec![0; MAX_COPY];
         assert!(done(&mut producer, &mut read).copied);
         assert_eq!(read, memory);
-        // The daemon never requests more. The library would copy nothing.
+        // The daemon never requests more bytes. The library copies nothing.
         assert!(producer.push(&[(at, MAX_COPY as u32), (at, 1)], CopyTask::Out));
         assert!(consumer.serve());
         assert!(!done(&mut producer, &mut []).copied);
@@ -442,13 +443,13 @@ mod tests {
             let slot = ((jobs(&producer) - 1) as usize % 8) * QueueShape::copies().stride as usize;
             arena.write(header + slot, &word.to_ne_bytes()).expect("within the arena");
             assert!(consumer.serve());
+            // The library treats 255 ranges as 16, of which only the first has bytes.
             let copied = done(&mut producer, &mut []).copied;
-            // The library reads 255 ranges as 16, of which only the first has bytes.
             assert!(!copied, "{word:#x}");
         }
     }
 
-    /// Number of jobs published.
+    /// Returns the number of jobs published.
     fn jobs(producer: &CopyProducer) -> u32 {
         producer.tail
     }

@@ -202,13 +202,13 @@ pub enum QueueError {
     #[error("no queue header at this offset")]
     Magic,
     /// The queue has a different ABI version.
-    #[error("the queue has ABI version {found}; ours is {ABI_VERSION}")]
+    #[error("the queue has ABI version {found} instead of {ABI_VERSION}")]
     Version {
         /// ABI version in the queue's header.
         found: u16,
     },
     /// The queue has a different kind or shape.
-    #[error("the queue's kind or shape is not the announced one")]
+    #[error("the queue does not have the announced kind and shape")]
     Mismatch,
 }
 
@@ -327,7 +327,7 @@ mod tests {
         let made = QueueMemory::format(arena.clone(), 640, QueueKind::Completion, SHAPE, 7, 9)
             .expect("fits");
         let found = QueueMemory::open(arena.clone(), 640, QueueKind::Completion, SHAPE)
-            .expect("it is there");
+            .expect("the formatted queue");
         assert_eq!((made.doorbell(), found.doorbell()), (9, 9));
         assert_eq!((found.shape(), found.kind()), (SHAPE, QueueKind::Completion));
         assert_eq!(found.mapping().address(), arena.address());

@@ -278,6 +278,6 @@ mod tests {
         assert_eq!((consumer.posted(), consumer.peek()), (2, Ok(2)));
         arena.store_u64(queue_header::PRODUCER, 77).expect("in range");
         assert!(consumer.peek().is_err());
-        assert_eq!(consumer.posted(), 2, "shown as it was");
+        assert_eq!(consumer.posted(), 2, "the last valid index is used");
     }
 }

@@ -32,7 +32,8 @@ impl ProducerRing {
     /// Loads the consumer index and returns the number of entries that can be written.
     #[inline]
     pub(super) fn free(&mut self) -> u32 {
-        // Acquire: the daemon has finished reading the slots that it gives back.
+        // Acquire: pairs with the release in `ConsumerRing::retire`, so the daemon has finished
+        // reading the slots that it gives back.
         self.retired = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         self.room()
     }
@@ -53,10 +54,10 @@ impl ProducerRing {
     }
 
     /// Prefetches the next slot for an entry of `len` bytes, a multiple of 8, if the slot is known
-    /// to be free. The daemon has read the lines of the previous entry, so this CPU must take them
-    /// from the caches of the daemon's CPU before it can write them. After an entry, atomic
-    /// operations (locks, doorbells) wait for all earlier stores. The prefetch overlaps this
-    /// transfer with the program's work between two requests.
+    /// to be free. The daemon has read the lines of the slot's previous entry, so this CPU must
+    /// take them from the caches of the daemon's CPU before it can write them, and the atomic
+    /// operations after an entry (locks, doorbells) wait for these stores. The prefetch overlaps
+    /// the transfer with the program's work between two requests.
     #[inline]
     pub(super) fn fetch_next(&self, len: usize) {
         if self.room() > 0 {
@@ -165,7 +166,8 @@ impl ConsumerRing {
     pub(super) fn retire(&mut self, count: u32) {
         debug_assert!(count <= self.outstanding(), "only taken entries can be given back");
         self.retired = self.retired.wrapping_add(count.min(self.outstanding()));
-        // Release: the reads of the slots are complete before the client may reuse them.
+        // Release: pairs with the acquire in `ProducerRing::free`. The reads of the slots are
+        // complete before the client may reuse them.
         self.queue.view.u32(queue_header::CONSUMER).store(self.retired, Ordering::Release);
     }
 

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_arrives_as_it_was_posted() {
+    fn a_request_arrives_unchanged() {
         let (mut producer, mut consumer, _arena) = ends(SHAPE);
         let sges = [sge(1), sge(2), sge(3), sge(4)];
         producer.push(&header(SendFlags::SIGNALED), &sges, &[]).expect("room");
