@@ -23,7 +23,7 @@ pub enum Action {
         /// Status of the completion.
         status: CompletionStatus,
     },
-    /// Lets a request begin later, as if its doorbell were slow. Later requests of the QP wait too.
+    /// Starts a request later, as if its doorbell were slow. Later requests of the QP wait too.
     DelayRequest {
         /// Delay.
         by: Duration,
@@ -38,7 +38,7 @@ pub enum Action {
         /// Code of the Terminate.
         code: TerminateCode,
     },
-    /// Lets a Send of the peer wait for a receive although there is one.
+    /// Makes a Send of the peer wait for a receive although one is posted.
     Rnr {
         /// Number of RNR NAKs; the peer waits its RNR timer for each.
         times: u32,
@@ -54,23 +54,24 @@ pub enum Action {
     },
     /// Never publishes a completion. No device may do this.
     LoseCompletion,
-    /// Sends a completion event later. Until then the CQ raises no other: events are coalesced.
+    /// Sends a completion event later. Until then the CQ raises no other event, so events are
+    /// coalesced.
     HoldEvent {
         /// Delay.
         by: Duration,
     },
     /// Never sends a completion event. No device may do this.
     LoseEvent,
-    /// Sends a completion event for a completion that raises none.
+    /// Sends a completion event for a completion that raises no event.
     ExtraEvent,
     /// Corrupts the CRC of an outgoing FPDU, over TCP.
     CorruptCrc,
-    /// Sends a part of an outgoing FPDU, over TCP, and closes the connection.
+    /// Sends only a part of an outgoing FPDU, over TCP, and then closes the connection.
     CutFpdu {
         /// Close with RST instead of FIN.
         reset: bool,
     },
-    /// Stops the QP: it neither sends nor handles what arrives, but its connection stays.
+    /// Stops the QP: it neither sends nor handles incoming messages, but stays connected.
     Stop {
         /// Duration; without it, until the rule is cleared.
         time: Option<Duration>,
@@ -84,12 +85,12 @@ pub enum Action {
         /// Error number (`errno(3)`).
         errno: u16,
     },
-    /// Rejects a connection request, of this side or that this side accepts.
+    /// Rejects a connection request: an outgoing one, or an incoming one that the program accepts.
     Reject {
         /// Reason code (IBTA specification, volume 1, section 12.6.7.2).
         reason: u16,
     },
-    /// Fails a connection request of this side as unreachable.
+    /// Fails an outgoing connection request as unreachable.
     Unreachable {
         /// Error number (`errno(3)`).
         errno: u16,
@@ -124,7 +125,7 @@ pub enum Action {
         /// Effect.
         effect: MessageEffect,
     },
-    /// Repeats or loses an event of rdma_cm.
+    /// Repeats or loses an rdma_cm event.
     CmEvent {
         /// Kind of event; `None` for all.
         kind: Option<CmEventKind>,
@@ -164,12 +165,12 @@ pub enum Action {
         order: Order,
         /// The permitted orders; `None` for those of the QP type.
         model: Option<OrderModel>,
-        /// Numbers of the messages whose order may change: the first, and the first that may not.
+        /// Numbers of the messages whose order may change: the first, and the end (exclusive).
         inversions: Option<(u64, u64)>,
     },
 }
 
-/// Error as which a message is refused.
+/// Error with which a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusedAs {
     /// No access to the memory: `IBV_WC_REM_ACCESS_ERR` at the peer.
@@ -207,9 +208,9 @@ pub enum Point {
     CmMessage,
     /// The daemon handles a request of the program.
     Verb,
-    /// The rule is set, or its time has come.
+    /// The rule is set, or the time `after` of its trigger has passed.
     Once,
-    /// Always: the rule is a setting of the QP.
+    /// No occasion: the rule is a permanent setting of the QP.
     Setting,
 }
 
@@ -220,7 +221,7 @@ impl Point {
     }
 }
 
-/// Names of the actions with their own keys.
+/// Names of the actions, each with the keys of its arguments.
 const ACTIONS: &[(&str, &[&str])] = &[
     ("complete", &["status"]),
     ("delay-request", &["by"]),
@@ -261,7 +262,7 @@ const ACTIONS: &[(&str, &[&str])] = &[
 ];
 
 impl Action {
-    /// Takes the action and its arguments.
+    /// Removes the action and its arguments. Returns the action and its name.
     pub(super) fn take(words: &mut Words) -> Result<(Self, &'static str), FaultError> {
         let names = || ACTIONS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let Some(wanted) = words.take("do") else { return Err(FaultError::NoAction(names())) };
@@ -358,7 +359,7 @@ impl Action {
         Ok((action, name))
     }
 
-    /// Returns the occasion at which the action takes place unless the rule selects another.
+    /// Returns the occasion of the action, unless the rule has a verb or an opcode.
     pub(super) fn point(self) -> Point {
         match self {
             Action::Complete { .. } | Action::DelayRequest { .. } => Point::Request,
@@ -391,8 +392,8 @@ impl Action {
         }
     }
 
-    /// Returns the verbs that may have the action: empty for all, otherwise first that of a rule
-    /// without a verb.
+    /// Returns the verbs with which a rule may combine the action; empty for all verbs. The first
+    /// verb applies to a rule without a verb.
     pub(super) fn verbs(self) -> &'static [Verb] {
         match self {
             Action::Reject { .. } => &[Verb::CONNECT, Verb::ACCEPT],
@@ -410,7 +411,7 @@ impl Action {
         matches!(self, Action::LateReply { .. } | Action::NoReply)
     }
 
-    /// Returns true if the action concerns single QPs.
+    /// Returns true if the action affects single QPs.
     pub fn concerns_qps(self) -> bool {
         match self {
             Action::Stop { .. } | Action::Disconnect | Action::QpFatal => true,
@@ -420,7 +421,7 @@ impl Action {
     }
 }
 
-/// Takes the memory order.
+/// Removes the arguments of `order`. Returns the action.
 fn order(words: &mut Words) -> Result<Action, FaultError> {
     let model = words.parse("model", |value| {
         let found = OrderModel::ALL.into_iter().find(|model| model.name() == value);
@@ -434,7 +435,7 @@ fn order(words: &mut Words) -> Result<Action, FaultError> {
     let seed = words.number("seed", 0, u64::MAX)?;
     let order = words.parse("order", |value| match (value, seed) {
         ("worst", None) => Ok(Order::Worst { hold }),
-        ("worst", Some(_)) => Err("has no seed".to_owned()),
+        ("worst", Some(_)) => Err("cannot be combined with seed".to_owned()),
         ("random", seed) => Ok(Order::Random { seed: seed.unwrap_or_default(), hold }),
         _ => Err("needs worst or random".to_owned()),
     })?;
@@ -445,7 +446,7 @@ fn order(words: &mut Words) -> Result<Action, FaultError> {
             let range = value
                 .split_once("..")
                 .and_then(|(from, to)| Some((from.parse::<u64>().ok()?, to.parse::<u64>().ok()?)));
-            range.ok_or_else(|| "needs FROM..TO, whole numbers without TO itself".to_owned())
+            range.ok_or_else(|| "needs FROM..TO, two whole numbers (TO is excluded)".to_owned())
         })?,
     })
 }

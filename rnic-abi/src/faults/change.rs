@@ -1,4 +1,4 @@
-//! Changes of devices and ports that last for a time and are then undone.
+//! Temporary changes of devices and ports.
 
 use super::error::FaultError;
 use super::names::{Names, listed};
@@ -15,7 +15,7 @@ pub enum Change {
     },
     /// Entry 0 of the P_Key table changes.
     PKey(u16),
-    /// The link has another speed.
+    /// The speed of the link changes.
     Speed {
         /// `active_speed` of `ibv_query_port(3)`, if it changes.
         speed: Option<u8>,
@@ -27,7 +27,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Takes the arguments of an action that is a change. Returns `None` for other actions.
+    /// Removes the arguments of an action that is a change. Returns `None` for other actions.
     pub(super) fn take(
         action: &'static str,
         words: &mut Words,
@@ -57,7 +57,7 @@ fn p_key(text: &str) -> Result<u16, String> {
     valid.ok_or_else(|| "needs a P_Key, as in 0x8001, with a partition other than 0".to_owned())
 }
 
-/// Returns the code of a name, or a code of the table.
+/// Parses a name or a code of the table. Returns the code.
 fn code(names: Names<u8>, text: &str) -> Result<u8, String> {
     let number = text.parse().ok().filter(|code| names.iter().any(|(_, known)| known == code));
     number.map_or_else(|| listed(names, text, ""), Ok)

@@ -1,10 +1,10 @@
-//! Events of rdma_cm that rules repeat or lose.
+//! Rules that repeat or lose rdma_cm events.
 
 use super::error::FaultError;
 use super::names::{Names, listed};
 use super::words::Words;
 
-/// Kind of event (`rdma_cm_event_type`). Its number is that of librdmacm.
+/// Kind of event, with the number of `rdma_cm_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmEventKind(u32);
 
@@ -13,7 +13,7 @@ impl CmEventKind {
     /// same id.
     pub const CONNECT_REQUEST: CmEventKind = CmEventKind(4);
 
-    /// Returns the kind with this number, or `None` if no rule can name it.
+    /// Returns the kind with this number, or `None` if rules do not support it.
     pub fn of_number(number: u32) -> Option<Self> {
         KINDS.iter().find(|(_, known)| *known == number).map(|(_, number)| CmEventKind(*number))
     }
@@ -25,7 +25,8 @@ impl CmEventKind {
     }
 }
 
-/// Without the events of multicast groups and of other addresses, which rnicd does not have.
+/// All events except those of multicast groups and `RDMA_CM_EVENT_ADDR_CHANGE`, which rnicd never
+/// raises.
 const KINDS: Names<u32> = &[
     ("addr-resolved", 0),
     ("addr-error", 1),
@@ -57,7 +58,7 @@ impl CmEventEffect {
         self == CmEventEffect::Drop || kind != CmEventKind::CONNECT_REQUEST
     }
 
-    /// Takes the kind of event, `None` for all, and the effect.
+    /// Removes the kind of event and the effect. Returns `None` as the kind for all events.
     pub(super) fn take(words: &mut Words) -> Result<(Option<CmEventKind>, Self), FaultError> {
         let effect = words.parse("effect", |value| match value {
             "drop" => Ok(CmEventEffect::Drop),

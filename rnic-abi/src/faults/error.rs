@@ -1,4 +1,4 @@
-//! Errors in the text of a rule.
+//! Errors of rules.
 
 /// Error in the text of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,8 +9,8 @@ pub enum FaultError {
     /// A word contains a character that a rule cannot contain.
     #[error("{0:?} contains a quotation mark or a control character")]
     Special(String),
-    /// A quoted value does not end.
-    #[error("{0:?} has a quotation mark without its counterpart")]
+    /// A quoted value has no closing quotation mark.
+    #[error("{0:?} has no closing quotation mark")]
     Unquoted(String),
     /// A key occurs twice.
     #[error("{0} is given twice")]

@@ -2,7 +2,7 @@
 
 use super::names::{Names, listed};
 
-/// Asynchronous event (`ibv_event_type`). Its number is that of verbs.
+/// Asynchronous event, with the number of `ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent(u32);
 
@@ -31,7 +31,7 @@ impl AsyncEvent {
         found.map_or_else(String::new, |(name, _)| name.to_uppercase().replace('-', "_"))
     }
 
-    /// Returns the objects that the event concerns.
+    /// Returns the kind of object that the event concerns.
     pub fn element(self) -> Element {
         match self.0 {
             0 => Element::Cq,
@@ -62,7 +62,6 @@ pub enum Element {
     Device,
 }
 
-/// In the order of their numbers.
 const EVENTS: Names<u32> = &[
     ("cq-err", 0),
     ("qp-fatal", 1),

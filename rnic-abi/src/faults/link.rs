@@ -1,4 +1,4 @@
-//! The shape of an emulated link: the delay, rate and losses of all that a QP sends.
+//! The shape of an emulated link: the delay, rate and losses of the data that a QP sends.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct LinkShape {
     /// Bits per second that all QPs with this link send together, at least
     /// [`MIN_RATE`](Self::MIN_RATE). `None` is unlimited.
     pub rate: Option<u64>,
-    /// Send nothing. Segments that are under way arrive.
+    /// Send nothing. Segments in flight still arrive.
     pub stall: bool,
     /// Lost datagrams and UC messages, in parts per million.
     pub loss: u32,
@@ -58,14 +58,14 @@ impl LinkShape {
     pub const MAX_DELAY: Duration = Duration::from_secs(60);
     /// Minimum of [`rate`](Self::rate) in bits per second. A segment of 64 KiB takes 9 minutes.
     pub const MIN_RATE: u64 = 1000;
-    /// The share of all packets, in parts per million.
+    /// The share that means all packets, in parts per million.
     pub const WHOLE: u32 = 1_000_000;
 
     /// Checks the ranges of all fields.
     ///
     /// # Errors
     ///
-    /// Returns the first value out of range.
+    /// The first value out of range.
     pub fn check(self) -> Result<(), LinkShapeError> {
         let shares = [self.loss, self.duplicate, self.reorder, self.truncate];
         if self.delay.max(self.jitter) > Self::MAX_DELAY {
@@ -87,7 +87,8 @@ impl LinkShape {
     }
 }
 
-/// Takes the shape of a link. The seed also belongs to the trigger, which settings do not have.
+/// Removes the shape of a link. `seed` is here the seed of the link, because a setting has no
+/// trigger.
 pub(super) fn link(words: &mut Words) -> Result<LinkShape, FaultError> {
     let share = |share: Option<u32>| share.unwrap_or_default();
     let shape = LinkShape {

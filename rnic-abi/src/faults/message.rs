@@ -56,7 +56,7 @@ pub enum MessageEffect {
 }
 
 impl MessageEffect {
-    /// Takes the effect. A time without an effect is a delay.
+    /// Removes the effect. `by` without `effect` is a delay.
     pub(super) fn take(words: &mut Words) -> Result<Self, FaultError> {
         let by = words.time("by")?;
         let effect = words.parse("effect", |value| match (value, by) {
@@ -70,7 +70,7 @@ impl MessageEffect {
     }
 }
 
-/// Takes the kind of message that a rule selects; `None` for all.
+/// Removes the kind of message that a rule selects. Returns `None` for all messages.
 pub(super) fn kind(words: &mut Words) -> Result<Option<MessageKind>, FaultError> {
     words.parse("type", |value| listed(KINDS, value, ""))
 }

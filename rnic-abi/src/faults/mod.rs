@@ -1,4 +1,4 @@
-//! Fault rules: what fails, for whom, and when.
+//! Fault rules. A rule consists of an action, the objects that it affects, and a trigger.
 //!
 //! A rule is one line of words `KEY=VALUE`: `do=ACTION` with the arguments of the action,
 //! selectors, and a trigger. `;` or a line break separates rules. The same keys are used in a TOML
@@ -40,7 +40,7 @@ pub use select::{Selector, UserSelector};
 pub use trigger::{Counter, Trigger};
 pub use verb::Verb;
 
-/// Environment variable with the rules of a program's own sessions.
+/// Environment variable with rules for the program's own sessions.
 pub const VARIABLE: &str = "RNIC_FAULTS";
 /// Maximum length of the text of one rule in bytes.
 pub const MAX_RULE_LEN: usize = 1024;

@@ -5,8 +5,8 @@ use crate::types::CompletionStatus;
 /// Names with their values.
 pub(super) type Names<T> = &'static [(&'static str, T)];
 
-/// Returns the value of a name. The constants of verbs are accepted as well: `prefix`, and `_` for
-/// `-`, in upper or lower case.
+/// Returns the value of a name. Accepts the name of the C constant as well: with `prefix`, and with
+/// `_` instead of `-`, in upper or lower case.
 pub(super) fn listed<T: Copy>(names: Names<T>, text: &str, prefix: &str) -> Result<T, String> {
     let plain = text.to_lowercase().replace('_', "-");
     let plain = plain.strip_prefix(prefix).unwrap_or(&plain);

@@ -1,11 +1,11 @@
-//! Objects that rules select.
+//! Kinds of objects that rules select.
 
 use super::opcode::Opcode;
 
-/// Object that an occasion names, or that an effect concerns. Its keys select it.
+/// Kind of object of an occasion or of an effect. Rules select the objects by its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// None, or whole sessions.
+    /// No object, or whole sessions.
     None,
     /// A protection domain.
     Pd,
@@ -28,7 +28,7 @@ pub enum Object {
 }
 
 impl Object {
-    /// Returns the keys that select the object.
+    /// Returns the keys that select objects of this kind.
     pub fn keys(self) -> &'static [&'static str] {
         match self {
             Object::None => &[],
@@ -47,8 +47,8 @@ impl Object {
         }
     }
 
-    /// Returns the values of `opcode` that select the object. Only some messages access memory
-    /// with a remote key (`mr`).
+    /// Returns the values of `opcode` that can select an object of this kind. With `mr`, only those
+    /// of messages that access memory with a remote key.
     pub(super) fn opcodes(self, mr: bool) -> &'static [Opcode] {
         use Opcode::*;
         match self {

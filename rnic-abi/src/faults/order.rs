@@ -16,8 +16,8 @@ pub struct OrderRule {
     /// The permitted orders.
     pub model: OrderModel,
     /// Messages whose order may change, by their numbers on the QP, from 0. `None` for all. Each
-    /// Write, Read Response, Read Request and Atomic Request has a number. The others are placed as
-    /// without a rule.
+    /// Write, Read Response, Read Request and Atomic Request has a number. All other messages are
+    /// placed as without a rule.
     pub inversions: Option<Range<u64>>,
 }
 
@@ -39,7 +39,7 @@ pub enum Order {
     },
 }
 
-/// Memory model. `docs/memory-order.md` lists what each permits.
+/// Memory model. `docs/memory-order.md` lists the orders that each model permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderModel {
     /// RFC 5040 section 5.5 and RFC 7306 section 5.
@@ -73,5 +73,5 @@ impl OrderModel {
     }
 }
 
-/// Maximum time for which a piece is held. It is shorter than any time after which a peer gives up.
+/// Maximum time for which a piece is held. It is shorter than any timeout of a peer.
 pub const MAX_HOLD: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Private data of connection requests that rules reject.
+//! Private data with which rules reject connection requests.
 
 /// Parses the private data of a rejection, in hexadecimal.
 pub(super) fn private_data(text: &str) -> Result<Vec<u8>, String> {

@@ -1,4 +1,4 @@
-//! Whole rules.
+//! Parsing of whole rules.
 
 use super::MAX_RULE_LEN;
 use super::action::{Action, Point};
@@ -11,12 +11,12 @@ use super::select::{self, Selector};
 use super::trigger::{self, Trigger};
 use super::words::{Words, split};
 
-/// A rule.
+/// A valid rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRule {
     /// Name, if the text has one.
     pub name: Option<FaultName>,
-    /// Objects and operations concerned.
+    /// Users, programs, objects and operations to which the rule applies.
     pub select: Selector,
     /// Occasions with an effect.
     pub trigger: Trigger,
@@ -42,7 +42,7 @@ impl FaultRule {
         split(text)?.into_iter().map(Self::of_words).collect()
     }
 
-    /// Parses a rule from keys and values, as a table of a TOML file has them.
+    /// Parses a rule from keys and values, such as those of a TOML table.
     ///
     /// # Errors
     ///
@@ -55,8 +55,9 @@ impl FaultRule {
         Self::of_words(words)
     }
 
-    /// Returns the selector of the objects that the effect concerns. A device or port changes as a
-    /// whole: then the other keys select the request at which it does.
+    /// Returns the selector of the objects that the effect concerns. If that is a device or port as
+    /// a whole, the keys of other objects only select the request at which the effect occurs, so
+    /// they are removed.
     pub fn concerned(&self) -> Selector {
         let select = self.select.clone();
         if self.action.object() == Object::Device {

@@ -1,5 +1,5 @@
-//! Which selectors and triggers a rule can have: those of the objects that its occasions name, and
-//! of the objects that its effect concerns.
+//! Checks that each selector and trigger of a rule has an effect. A selector must belong to the
+//! objects of the rule's occasions, or to the objects that its effect concerns.
 
 use super::action::{Action, Point, keys_of};
 use super::error::FaultError;
@@ -10,8 +10,8 @@ use super::trigger;
 use super::verb::Verb;
 
 impl Point {
-    /// Returns the object of an occasion, with the text of an error. A rule without a verb can
-    /// select the requests about any QP or protection domain.
+    /// Returns the kind of object of an occasion, and its description in errors. A rule without a
+    /// verb can select requests by any key of a QP.
     fn object(self, verb: Option<Verb>) -> (Object, String) {
         let (object, text) = match self {
             Point::Request => (Object::Request, "send requests"),
@@ -34,7 +34,7 @@ impl Point {
 }
 
 impl Action {
-    /// Returns the object that the effect concerns, in addition to that of the occasion.
+    /// Returns the kind of object that the effect concerns, in addition to that of the occasion.
     pub fn object(self) -> Object {
         match self {
             Action::Stop { .. }
@@ -52,7 +52,7 @@ impl Action {
     }
 }
 
-/// The parts of a rule that decide which keys have an effect.
+/// The parts of a rule that determine which keys have an effect.
 pub(super) struct Scope<'a> {
     /// The rule for errors, such as `do=fail verb=reg_mr`.
     pub rule: String,
@@ -60,7 +60,7 @@ pub(super) struct Scope<'a> {
     pub action_name: &'static str,
     pub point: Point,
     pub select: &'a Selector,
-    /// The verb of the text, which may not be that of the action.
+    /// The verb in the text of the rule. Without one, `select` contains the action's own verb.
     pub verb: Option<Verb>,
 }
 
@@ -133,10 +133,10 @@ impl Scope<'_> {
             }
             "verb" => self.why_not_verb(),
             "reason" => match self.select.verb {
-                Some(Verb::ACCEPT) => Some("a program that rejects has no choice".to_owned()),
+                Some(Verb::ACCEPT) => Some("rdma_reject always sends reason 28".to_owned()),
                 _ => None,
             },
-            // Such a rule takes place at requests.
+            // The opcode selects requests as the occasions of such a rule.
             "opcode" if self.point == Point::Once => None,
             "device" | "port" | "pd" | "qp" | "cq" | "mr" | "peer" | "opcode" | "flushed" => {
                 let (object, text) = self.point.object(self.select.verb);

@@ -1,4 +1,4 @@
-//! Selectors of rules: the users, programs, objects and operations concerned.
+//! Selectors of rules: users, programs, objects and operations.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use super::opcode::Opcode;
 use super::verb::Verb;
 use super::words::{Words, decimal_or_hex, yes};
 
-/// Objects and operations that a rule concerns. Each key that is set must match.
+/// Selects users, programs, objects and operations. Each key that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// Name of the device.
@@ -22,7 +22,7 @@ pub struct Selector {
     pub mr: Option<u32>,
     /// Address of the peer.
     pub peer: Option<IpAddr>,
-    /// User, by number; `None` for the user who sets the rule.
+    /// The user, or all users; `None` for the user that sets the rule.
     pub user: Option<UserSelector>,
     /// Process ID of the program.
     pub pid: Option<i32>,
@@ -32,11 +32,11 @@ pub struct Selector {
     pub verb: Option<Verb>,
     /// Kind of request or message.
     pub opcode: Option<Opcode>,
-    /// Only flushed requests and receives, of rules about completions.
+    /// Selects only the completions of flushed requests and receives.
     pub flushed: bool,
 }
 
-/// Users that a rule concerns, other than the user who sets it.
+/// Users to which a rule applies instead of the user that sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserSelector {
     /// All users.

@@ -1,4 +1,4 @@
-//! The texts of rules: every action and key, and every error.
+//! Parsing of rules: every action and key, and every error.
 
 use std::time::Duration;
 
@@ -307,10 +307,10 @@ fn the_text_of_a_rule_gives_the_same_rule() {
     assert_eq!(one(&rule.text), rule);
 }
 
-/// A value of a TOML file may contain any character. Its text must not be read as more than a
-/// value.
+/// A value of a TOML file may contain any character. The text of the rule must not be parsed as a
+/// different rule.
 #[test]
-fn a_value_that_has_no_text_is_refused() {
+fn a_value_with_special_characters_is_refused() {
     for value in ["a\"b", "a\nb", "a\tb", "\u{1b}", "\"", "a\" do=qp-fatal; \""] {
         let pairs = [("do", "stop"), ("command", value)];
         let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -324,8 +324,8 @@ fn errors_of_the_form() {
     for (text, expected) in [
         ("do=stop now", "\"now\" is not of the form KEY=VALUE"),
         ("stop", "\"stop\" is not of the form KEY=VALUE"),
-        ("do=stop command=\"x", "\"command=x\" has a quotation mark without its counterpart"),
-        ("do=stop command=\"x\ny\"", "\"command=x\" has a quotation mark without its counterpart"),
+        ("do=stop command=\"x", "\"command=x\" has no closing quotation mark"),
+        ("do=stop command=\"x\ny\"", "\"command=x\" has no closing quotation mark"),
         ("do=stop qp=1 qp=2", "qp is given twice"),
         ("do=stop do=rnr", "do is given twice"),
         ("do=complete", "do=complete needs status"),
@@ -362,7 +362,7 @@ fn errors_of_values() {
         ("do=rnr times=1000001", "times=1000001: needs a whole number from 1 to 1000000"),
         ("do=reject reason=65536", "reason=65536: needs a whole number from 1 to 65535"),
         ("do=rnr nth=0", "nth=0: needs a whole number of at least 1"),
-        ("do=rnr nth=1 every=2", "nth=1: excludes every"),
+        ("do=rnr nth=1 every=2", "nth=1: cannot be combined with every"),
         ("do=rnr every=0", "every=0: needs a whole number from 1 to 18446744073709551615"),
         ("do=rnr limit=0", "limit=0: needs a whole number from 1 to 18446744073709551615"),
         ("do=rnr probability=2", "probability=2: needs a number from 0 to 1, or a percentage"),
@@ -375,7 +375,7 @@ fn errors_of_values() {
         ("do=stop name=a/b", "name=a/b: a name has 1 to 24 letters, digits, '-', '_' and '.'"),
         ("do=link stall=yes", "stall=yes: needs true or false"),
         ("do=order order=best", "order=best: needs worst or random"),
-        ("do=order order=worst seed=1", "order=worst: has no seed"),
+        ("do=order order=worst seed=1", "order=worst: cannot be combined with seed"),
         ("do=order order=worst hold=2s", "hold=2s: is longer than 1 s"),
         ("do=order order=worst model=x", "model=x: needs one of iwarp, rc, rc-relaxed"),
     ] {
@@ -437,7 +437,7 @@ fn verbs_of_the_library_have_their_calls() {
 /// Each request that a program makes by calling a verb can fail.
 #[test]
 fn every_request_is_a_verb_or_internal() {
-    /// Requests of `rnicctl`, and of the library without a verb of its own.
+    /// Requests of `rnicctl`, and requests of the library that belong to no verb.
     const INTERNAL: [&str; 15] = [
         "RemoveSharedBuffer",
         "FillSharedBuffer",

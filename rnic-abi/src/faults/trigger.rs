@@ -33,7 +33,7 @@ impl Trigger {
     pub(super) fn take(words: &mut Words) -> Result<Self, FaultError> {
         let every = words.number("every", 1, u64::MAX)?;
         let nth = words.parse("nth", |value| match (value.parse(), every) {
-            (_, Some(_)) => Err("excludes every".to_owned()),
+            (_, Some(_)) => Err("cannot be combined with every".to_owned()),
             (Ok(nth), None) if nth > 0 => Ok(nth),
             _ => Err("needs a whole number of at least 1".to_owned()),
         })?;
@@ -93,7 +93,7 @@ fn mix(n: u64) -> u64 {
     n ^ (n >> 31)
 }
 
-/// Occasions and faults of a rule so far. Workers and the control thread share it.
+/// Counts the occasions and faults of a rule. Shared by the workers and the control thread.
 #[derive(Debug, Default)]
 pub struct Counter {
     seen: AtomicU64,

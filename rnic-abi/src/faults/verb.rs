@@ -7,8 +7,8 @@ use crate::abi::control::LibraryCall;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verb(&'static str);
 
-/// Operations with the object that rules can select of them, and the names of the requests that
-/// carry them out.
+/// Operations, each with the kind of object by which rules can select it, and with the names of its
+/// requests to the daemon or of its library call.
 pub(super) const VERBS: &[(&str, Object, &[&str])] = &[
     ("query_device", Object::None, &["QueryDevice"]),
     ("query_gid", Object::None, &["QueryGids"]),
@@ -64,7 +64,7 @@ impl Verb {
     pub const RESOLVE_ROUTE: Verb = Verb("rdma_resolve_route");
     /// `rdma_accept`.
     pub const ACCEPT: Verb = Verb("rdma_accept");
-    /// An event of rdma_cm that is about to be queued.
+    /// An rdma_cm event that is about to be queued.
     pub const CM_EVENT: Verb = Verb("rdma_cm_event");
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
@@ -76,15 +76,15 @@ impl Verb {
         })
     }
 
-    /// Returns the operation that a request carries out, by the name of the request. `None` for
-    /// requests that no verb makes.
+    /// Returns the operation of a request, by the name of the request. `None` for requests that no
+    /// verb sends.
     pub fn of_request(request: &str) -> Option<Self> {
         let found = VERBS.iter().find(|(.., requests)| requests.contains(&request));
         found.map(|(name, ..)| Verb(name))
     }
 
-    /// Returns the set of calls by which a library carries out the operation without the daemon:
-    /// the bits of [`LibraryCall`]s. It is empty for an operation that makes requests.
+    /// Returns the bits of the [`LibraryCall`]s of the operation; 0 for an operation that sends
+    /// requests to the daemon.
     pub fn library_calls(self) -> u64 {
         let requests =
             VERBS.iter().find(|(name, ..)| *name == self.0).map_or(&[][..], |(.., r)| *r);
@@ -92,7 +92,7 @@ impl Verb {
         requests.iter().filter_map(number).map(|number| 1 << number).sum()
     }
 
-    /// Returns the object that rules can select of the requests.
+    /// Returns the kind of object by which rules can select the operation.
     pub fn object(self) -> Object {
         VERBS
             .iter()

@@ -1,4 +1,4 @@
-//! The words of a rule, and their values.
+//! Splits rules into words `KEY=VALUE`, and parses the values.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -47,7 +47,8 @@ impl Words {
         self.add(key.to_owned(), value.to_owned())
     }
 
-    /// Adds a key. A value must have a text, which [`split`] reads as the same value.
+    /// Adds a key. Refuses characters with which [`split`] could not parse the text of the rule
+    /// again.
     pub(super) fn add(&mut self, key: String, value: String) -> Result<(), FaultError> {
         let is_special = |c: char| c == '"' || c.is_control();
         if key.contains(is_special) || value.contains(is_special) {
@@ -104,7 +105,7 @@ impl Words {
         all.filter(|key| self.0.iter().any(|(known, _)| known == key)).collect()
     }
 
-    /// Returns a key that is left.
+    /// Returns a key that has not been taken, if any.
     pub(super) fn left(&self) -> Option<&str> {
         self.0.first().map(|(key, _)| key.as_str())
     }
