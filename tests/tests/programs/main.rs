@@ -1,10 +1,10 @@
 //! The programs as real processes: their output, exit codes and leftovers when the other side, the
 //! daemon, the network or the disk fails or misbehaves.
 
+mod common;
 mod copy;
 mod hosts;
 mod lists;
-mod manners;
 mod perf;
 mod talker;
 
