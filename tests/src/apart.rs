@@ -151,8 +151,8 @@ impl Apart {
     ///
     /// If the output of `ip` contains no index.
     pub fn index(&self, side: Side) -> u32 {
-        let told = self.ip(side, &["-o", "link", "show", side.interface()]);
-        told.split(':').next().and_then(|n| n.trim().parse().ok()).expect("a number first")
+        let line = self.ip(side, &["-o", "link", "show", side.interface()]);
+        line.split(':').next().and_then(|n| n.trim().parse().ok()).expect("a number first")
     }
 
     /// Takes a host's end of the link down. The other host then cannot reach it.

@@ -333,7 +333,7 @@ impl Daemon {
     /// # Panics
     ///
     /// If none appears before the deadline.
-    pub fn says(&mut self, text: &str) -> String {
+    pub fn line_after(&mut self, text: &str) -> String {
         self.process.as_mut().expect("a running daemon").line_after(text)
     }
 

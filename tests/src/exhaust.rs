@@ -1,4 +1,4 @@
-//! A client that takes all of a resource, keeps it, and continues to request more.
+//! A client that exhausts a resource, keeps what it got, and continues to request more.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,9 +12,9 @@ use rnic_client::{
 
 use crate::DEADLINE;
 
-/// The resource.
+/// A resource of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum What {
+pub enum Resource {
     /// Sessions.
     Sessions,
     /// Shared memory.
@@ -36,7 +36,7 @@ pub enum What {
 /// Creates objects until the daemon refuses one, passes the refusal to `refused`, and keeps trying
 /// while `go_on` returns true. Returns the number of objects created.
 pub fn exhaust(
-    what: What,
+    resource: Resource,
     refused: impl FnOnce(&Error),
     go_on: impl Fn() -> bool,
 ) -> Result<usize, Error> {
@@ -44,7 +44,7 @@ pub fn exhaust(
     let mut hoard: Vec<Box<dyn std::any::Any>> = Vec::new();
     let mut taker = Taker::new()?;
     while refused.is_some() || go_on() {
-        match taker.take(what) {
+        match taker.take(resource) {
             Ok(one) => hoard.push(one),
             Err(error) => {
                 if let Some(refused) = refused.take() {
@@ -101,19 +101,19 @@ impl Taker {
         Ok(Taker { context, pd, cq, buffer, listener: None })
     }
 
-    fn take(&mut self, what: What) -> Result<Box<dyn std::any::Any>, Error> {
-        Ok(match what {
-            What::Sessions => Box::new(Context::open()?),
-            What::Memory => Box::new(self.context.create_shared_buffer(4 << 20)?),
-            What::Regions => {
+    fn take(&mut self, resource: Resource) -> Result<Box<dyn std::any::Any>, Error> {
+        Ok(match resource {
+            Resource::Sessions => Box::new(Context::open()?),
+            Resource::Memory => Box::new(self.context.create_shared_buffer(4 << 20)?),
+            Resource::Regions => {
                 let options = MrOptions { access: Access::LOCAL_WRITE, ..MrOptions::default() };
                 Box::new(self.pd.reg_mr_with(&self.buffer, .., &options)?)
             }
-            What::Arena => Box::new(self.context.create_cq(4096, None)?),
-            What::QueuePairs => Box::new(self.qp()?),
-            What::Channels => Box::new(self.context.create_completion_channel()?),
-            What::Listeners => Box::new(self.context.bind("127.0.0.1:0")?),
-            What::Connections => Box::new(self.connect()?),
+            Resource::Arena => Box::new(self.context.create_cq(4096, None)?),
+            Resource::QueuePairs => Box::new(self.qp()?),
+            Resource::Channels => Box::new(self.context.create_completion_channel()?),
+            Resource::Listeners => Box::new(self.context.bind("127.0.0.1:0")?),
+            Resource::Connections => Box::new(self.connect()?),
         })
     }
 

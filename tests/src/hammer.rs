@@ -19,13 +19,13 @@ const DEPTH: u32 = 16;
 pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(256, None)?;
-    let letters = context.create_shared_buffer(4096)?;
-    let letter = pd.reg_mr(&letters, .., Access::LOCAL_WRITE)?;
-    let room = [letter.sge(0, RemoteMr::LEN as u32)];
+    let messages = context.create_shared_buffer(4096)?;
+    let inbox = pd.reg_mr(&messages, .., Access::LOCAL_WRITE)?;
+    let inbox_sges = [inbox.sge(0, RemoteMr::LEN as u32)];
     for times in 0.. {
         let qp = pd.create_qp(&QpOptions { signal_all: true, ..QpOptions::new(&cq) })?;
         let options = ConnectOptions { timeout: Some(DEADLINE), ..ConnectOptions::default() };
-        qp.post_recv(&[RecvRequest::new(0, &room)])?;
+        qp.post_recv(&[RecvRequest::new(0, &inbox_sges)])?;
         if qp.connect(host, &options).is_err() {
             return Ok(times);
         }
@@ -34,9 +34,9 @@ pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
             return Err("no message in time".into());
         }
         received[0].ok()?;
-        let mut named = [0; RemoteMr::LEN];
-        letter.read_at(0, &mut named)?;
-        let target = RemoteMr::from_bytes(&named).ok_or("the message contains no region")?;
+        let mut message = [0; RemoteMr::LEN];
+        inbox.read_at(0, &mut message)?;
+        let target = RemoteMr::from_bytes(&message).ok_or("the message contains no region")?;
         let buffer = context.create_shared_buffer(target.len)?;
         let source = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         source.fill(0, target.len as usize, 0x11)?;

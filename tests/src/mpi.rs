@@ -34,8 +34,8 @@ impl Collectives {
         Some(Collectives { program, _folder: folder })
     }
 
-    /// Returns a command that runs the job with fault rules in each rank. It prints that the ranks
-    /// agree.
+    /// Returns a command that runs the job with fault rules in each rank. The job prints that the
+    /// ranks agree.
     pub fn command(&self, daemon: &Daemon, ranks: u32, rules: &str) -> Command {
         let mut command = Command::new("mpirun");
         command.args(["--oversubscribe", "-np", &ranks.to_string(), "--mca", "plm", "isolated"]);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use etherparse::{PacketBuilder, TcpOptionElement};
 
-use crate::relay::{Record, Way, What};
+use crate::relay::{Content, Direction, Record};
 
 /// Port of the responder. Wireshark assigns no other protocol to it over TCP.
 pub const PORT: u16 = 4791;
@@ -46,17 +46,17 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
         file,
         clock: 0,
     };
-    wire.packet(Way::Up, Flags::Syn, &[])?;
-    wire.packet(Way::Down, Flags::SynAck, &[])?;
+    wire.packet(Direction::Up, Flags::Syn, &[])?;
+    wire.packet(Direction::Down, Flags::SynAck, &[])?;
     let mut anywhere = SEGMENTS.iter().cycle();
     let mut kept = [const { Vec::new() }; 2];
     let mut fpdus = match cuts {
         Cuts::Anywhere => [[].iter(), [].iter()],
         Cuts::Fpdus(lengths) => [lengths[0].iter(), lengths[1].iter()],
     };
-    for (n, (way, what)) in joined(record).into_iter().enumerate() {
+    for (n, (way, content)) in joined(record).into_iter().enumerate() {
         let before = std::mem::take(&mut kept[way as usize]);
-        let What::Bytes(bytes) = what else {
+        let Content::Bytes(bytes) = content else {
             if !before.is_empty() {
                 wire.packet(way, Flags::None, &before)?;
             }
@@ -83,7 +83,7 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
             rest = behind;
         }
     }
-    for (way, last) in [Way::Up, Way::Down].into_iter().zip(kept) {
+    for (way, last) in [Direction::Up, Direction::Down].into_iter().zip(kept) {
         if !last.is_empty() {
             wire.packet(way, Flags::None, &last)?;
         }
@@ -94,12 +94,12 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
 /// Joins consecutive entries of the same direction, except the start-up frames.
 fn joined(record: &Record) -> Record {
     let mut all = record[..2].to_vec();
-    for (way, what) in &record[2..] {
-        match (all[2..].last_mut(), what) {
-            (Some((last, What::Bytes(before))), What::Bytes(more)) if last == way => {
+    for (way, content) in &record[2..] {
+        match (all[2..].last_mut(), content) {
+            (Some((last, Content::Bytes(before))), Content::Bytes(more)) if last == way => {
                 before.extend(more);
             }
-            _ => all.push((*way, what.clone())),
+            _ => all.push((*way, content.clone())),
         }
     }
     all
@@ -121,10 +121,10 @@ struct Wire<W> {
 }
 
 impl<W: Write> Wire<W> {
-    fn packet(&mut self, way: Way, flags: Flags, payload: &[u8]) -> std::io::Result<()> {
+    fn packet(&mut self, way: Direction, flags: Flags, payload: &[u8]) -> std::io::Result<()> {
         let (from, to) = match way {
-            Way::Up => (&self.ends[0], &self.ends[1]),
-            Way::Down => (&self.ends[1], &self.ends[0]),
+            Direction::Up => (&self.ends[0], &self.ends[1]),
+            Direction::Down => (&self.ends[1], &self.ends[0]),
         };
         let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
             .ipv4(from.address, to.address, 64)
@@ -147,7 +147,7 @@ impl<W: Write> Wire<W> {
             self.file.write_all(&word.to_le_bytes())?;
         }
         self.file.write_all(&packet)?;
-        let end = &mut self.ends[if way == Way::Up { 0 } else { 1 }];
+        let end = &mut self.ends[if way == Direction::Up { 0 } else { 1 }];
         let step = payload.len() as u32 + u32::from(flags != Flags::None);
         end.next = end.next.wrapping_add(step);
         Ok(())
@@ -179,24 +179,24 @@ mod tests {
     /// Reads of the relay may have any length and alternate between the directions.
     #[test]
     fn only_the_last_segment_is_short() {
-        let bytes = |len: usize| What::Bytes((0..len).map(|n| n as u8).collect());
-        let mut record = vec![(Way::Up, bytes(20)), (Way::Down, bytes(20))];
+        let bytes = |len: usize| Content::Bytes((0..len).map(|n| n as u8).collect());
+        let mut record = vec![(Direction::Up, bytes(20)), (Direction::Down, bytes(20))];
         for len in 1..200 {
-            record.push((Way::Up, bytes(len)));
-            record.push((Way::Down, bytes(200 - len)));
+            record.push((Direction::Up, bytes(len)));
+            record.push((Direction::Down, bytes(200 - len)));
         }
-        record.push((Way::Up, What::Fin));
-        record.push((Way::Down, What::Fin));
+        record.push((Direction::Up, Content::Fin));
+        record.push((Direction::Down, Content::Fin));
         let file = tempfile::NamedTempFile::new().unwrap();
         write(file.path(), &record, &Cuts::Anywhere).unwrap();
         let found = segments(&std::fs::read(file.path()).unwrap());
-        for way in [Way::Up, Way::Down] {
-            let of_way = |(down, payload)| (down == (way == Way::Down)).then_some(payload);
+        for way in [Direction::Up, Direction::Down] {
+            let of_way = |(down, payload)| (down == (way == Direction::Down)).then_some(payload);
             let segments: Vec<Vec<u8>> = found.iter().cloned().filter_map(of_way).collect();
             let carried: Vec<u8> = record
                 .iter()
-                .filter_map(|(w, what)| match what {
-                    What::Bytes(bytes) if *w == way => Some(&bytes[..]),
+                .filter_map(|(w, content)| match content {
+                    Content::Bytes(bytes) if *w == way => Some(&bytes[..]),
                     _ => None,
                 })
                 .collect::<Vec<_>>()

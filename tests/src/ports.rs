@@ -42,11 +42,11 @@ fn is_in_use(port: u16) -> bool {
     ["tcp", "tcp6", "udp", "udp6"].iter().any(|protocol| {
         // The IPv6 tables are missing if IPv6 is disabled.
         let sockets = std::fs::read_to_string(format!("/proc/thread-self/net/{protocol}"));
-        let is_there = |line: &str| {
+        let is_at_port = |line: &str| {
             let local = line.split_whitespace().nth(1).and_then(|at| at.rsplit(':').next());
             local.and_then(|digits| u16::from_str_radix(digits, 16).ok()) == Some(port)
         };
-        sockets.unwrap_or_default().lines().skip(1).any(is_there)
+        sockets.unwrap_or_default().lines().skip(1).any(is_at_port)
     })
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_at_a_port_are_seen() {
+    fn sockets_at_a_port_are_found() {
         for any in [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::UNSPECIFIED)] {
             let tcp = TcpListener::bind((any, 0)).expect("a free port");
             let udp = UdpSocket::bind((any, 0)).expect("a free port");

@@ -143,8 +143,8 @@ impl Process {
     ///
     /// If the process has ended, or does not answer before the deadline.
     pub fn ask(&mut self, line: &str, text: &str) -> String {
-        let said = self.input.as_mut().map(|input| writeln!(input, "{line}"));
-        if !matches!(said, Some(Ok(()))) {
+        let written = self.input.as_mut().map(|input| writeln!(input, "{line}"));
+        if !matches!(written, Some(Ok(()))) {
             self.fail(&format!("cannot write {line:?} to its standard input"));
         }
         self.line_after(text)
@@ -218,9 +218,9 @@ impl Process {
         (status, lines)
     }
 
-    /// Waits for the end for at most `patience`. Returns true if the process has ended.
-    pub fn ends_within(&mut self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    /// Waits for the end for at most `timeout`. Returns true if the process has ended.
+    pub fn ends_within(&mut self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
         // A pidfd becomes readable when the process ends, so no polling is needed.
         let pid = rustix::process::Pid::from_child(&self.child);
         if let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
@@ -235,8 +235,8 @@ impl Process {
         self.has_ended()
     }
 
-    fn wait(&mut self, patience: Duration) -> ExitStatus {
-        if !self.ends_within(patience) {
+    fn wait(&mut self, timeout: Duration) -> ExitStatus {
+        if !self.ends_within(timeout) {
             self.fail("still running at the deadline");
         }
         match self.child.wait() {

@@ -54,13 +54,13 @@ impl Raw {
     }
 
     /// Like [`Raw::try_connect`], with a time limit.
-    fn connect_within(path: &Path, patience: Duration) -> Option<Raw> {
+    fn connect_within(path: &Path, timeout: Duration) -> Option<Raw> {
         let flags = SocketFlags::CLOEXEC;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
                 .ok()?;
         let which = rustix::net::sockopt::Timeout::Send;
-        rustix::net::sockopt::set_socket_timeout(&socket, which, Some(patience)).ok()?;
+        rustix::net::sockopt::set_socket_timeout(&socket, which, Some(timeout)).ok()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
         let which = rustix::net::sockopt::Timeout::Recv;
         // A daemon that does not answer must fail the test instead of blocking it.
@@ -105,10 +105,10 @@ impl Raw {
     }
 
     /// Like [`Raw::try_open`], with a time limit.
-    pub fn open_within(path: &Path, patience: Duration) -> Option<Raw> {
-        let raw = Raw::connect_within(path, patience)?;
+    pub fn open_within(path: &Path, timeout: Duration) -> Option<Raw> {
+        let raw = Raw::connect_within(path, timeout)?;
         raw.send(&HELLO.to_bytes(), &[]);
-        raw.has_input_within(patience).then(|| raw.finish_hello()).flatten()
+        raw.has_input_within(timeout).then(|| raw.finish_hello()).flatten()
     }
 
     /// Sends Hello and returns the reply and its descriptors.
@@ -137,18 +137,18 @@ impl Raw {
         Some(self)
     }
 
-    /// Returns true if a packet or the end of the session arrives within `patience`.
-    pub fn has_input_within(&self, patience: Duration) -> bool {
-        readable_within(self.socket.as_fd(), patience)
+    /// Returns true if a packet or the end of the session arrives within `timeout`.
+    pub fn has_input_within(&self, timeout: Duration) -> bool {
+        readable_within(self.socket.as_fd(), timeout)
     }
 
     /// Ends the session and waits until the daemon has released all its objects. The daemon closes
-    /// its end of the event channel last. Returns false if that takes longer than `patience`.
-    pub fn ends_within(self, patience: Duration) -> bool {
+    /// its end of the event channel last. Returns false if that takes longer than `timeout`.
+    pub fn ends_within(self, timeout: Duration) -> bool {
         let Raw { socket, mut descriptors, .. } = self;
         let events = descriptors.swap_remove(1);
         drop((socket, descriptors));
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if !readable_within(events.as_fd(), left) {
@@ -384,12 +384,12 @@ const HELLO: Hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION,
 /// Time after which a daemon that does not answer fails a test.
 const WATCHDOG: Duration = Duration::from_secs(180);
 
-/// Returns true if the socket becomes readable, or reaches its end, within `patience`.
-fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {
-    let patience =
-        Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+/// Returns true if the socket becomes readable, or reaches its end, within `timeout`.
+fn readable_within(socket: BorrowedFd<'_>, timeout: Duration) -> bool {
+    let timeout =
+        Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-    rustix::event::poll(&mut ready, Some(&patience)).is_ok_and(|n| n > 0)
+    rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|n| n > 0)
 }
 
 /// Returns a request to register a whole shared buffer at address 0x1000, with remote read and

@@ -1,5 +1,5 @@
 //! A TCP relay between client and server that records all bytes and ends of stream in the order in
-//! which they pass.
+//! which it forwards them.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use crate::{DEADLINE, wire};
 
 /// Direction of a record entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum Direction {
     /// To the server, which is the MPA responder.
     Up,
     /// To the client.
@@ -19,17 +19,17 @@ pub enum Way {
 
 /// Content of a record entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
-    /// These bytes.
+pub enum Content {
+    /// Part of the stream.
     Bytes(Vec<u8>),
     /// End of stream.
     Fin,
 }
 
 /// Recorded bytes of a connection. The first entry of each direction is its start-up frame.
-pub type Record = Vec<(Way, What)>;
+pub type Record = Vec<(Direction, Content)>;
 
-/// Edits the responder's start-up frame on its way.
+/// Edits the responder's start-up frame before the relay forwards it.
 pub type Edit = fn(&mut Vec<u8>);
 
 /// A relay for one connection.
@@ -40,7 +40,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts a relay to this server that edits the Reply on its way.
+    /// Starts a relay to this server that edits the Reply.
     ///
     /// # Panics
     ///
@@ -70,19 +70,20 @@ fn carry(mut client: TcpStream, mut server: TcpStream, edit: Edit) -> Record {
     client.set_nodelay(true).expect("a TCP socket");
     client.set_read_timeout(Some(DEADLINE)).expect("a TCP socket");
     let request = frame(&mut client);
-    let record = Arc::new(Mutex::new(vec![(Way::Up, What::Bytes(request.clone()))]));
+    let first = (Direction::Up, Content::Bytes(request.clone()));
+    let record = Arc::new(Mutex::new(vec![first]));
     server.write_all(&request).expect("a server that listens");
-    let from_client = both(&client);
-    let to_server = both(&server);
+    let from_client = duplicate(&client);
+    let to_server = duplicate(&server);
     let up = {
         let record = record.clone();
-        std::thread::spawn(move || copy(Way::Up, from_client, to_server, &record))
+        std::thread::spawn(move || copy(Direction::Up, from_client, to_server, &record))
     };
     let mut reply = frame(&mut server);
     edit(&mut reply);
-    record.lock().expect("no panic").push((Way::Down, What::Bytes(reply.clone())));
+    record.lock().expect("no panic").push((Direction::Down, Content::Bytes(reply.clone())));
     (&client).write_all(&reply).expect("a client that reads");
-    copy(Way::Down, server, client, &record);
+    copy(Direction::Down, server, client, &record);
     up.join().expect("the upstream thread");
     std::mem::take(&mut record.lock().expect("no panic"))
 }
@@ -95,18 +96,18 @@ fn frame(stream: &mut TcpStream) -> Vec<u8> {
     frame
 }
 
-fn both(stream: &TcpStream) -> TcpStream {
+fn duplicate(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a descriptor")
 }
 
 /// Relays one direction. Records bytes before it forwards them, so that their answer has a later
 /// entry.
-fn copy(way: Way, mut from: TcpStream, mut to: TcpStream, record: &Mutex<Record>) {
+fn copy(way: Direction, mut from: TcpStream, mut to: TcpStream, record: &Mutex<Record>) {
     let mut buffer = vec![0; 1 << 16];
     loop {
         let n = from.read(&mut buffer).expect("bytes or the end of the stream");
-        let what = if n == 0 { What::Fin } else { What::Bytes(buffer[..n].to_vec()) };
-        record.lock().expect("no panic").push((way, what));
+        let content = if n == 0 { Content::Fin } else { Content::Bytes(buffer[..n].to_vec()) };
+        record.lock().expect("no panic").push((way, content));
         if n == 0 {
             // Fails harmlessly if the receiver has closed its socket.
             let _ = to.shutdown(Shutdown::Write);

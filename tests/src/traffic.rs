@@ -60,16 +60,16 @@ struct End {
     qp: Qp,
     cq: Cq,
     claims: Mr,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl End {
-    fn new(context: &Context, pd: &Pd, patience: Duration) -> Result<Self, Failure> {
+    fn new(context: &Context, pd: &Pd, timeout: Duration) -> Result<Self, Failure> {
         let cq = context.create_cq(64, None)?;
         let qp = pd.create_qp(&QpOptions::new(&cq))?;
         let buffer = context.create_shared_buffer(4096)?;
         let claims = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
-        let end = End { qp, cq, claims, patience };
+        let end = End { qp, cq, claims, timeout };
         (0..CLAIMS).try_for_each(|slot| end.post_receive(slot))?;
         Ok(end)
     }
@@ -82,7 +82,7 @@ impl End {
     /// Waits for the next completion, which must be a success.
     fn completion(&self) -> Result<Completion, Failure> {
         let mut one = [Completion::default()];
-        match self.cq.wait(&mut one, Some(self.patience))? {
+        match self.cq.wait(&mut one, Some(self.timeout))? {
             0 => Err("no completion in time".into()),
             _ => Ok(one[0].ok()?),
         }
@@ -109,16 +109,16 @@ pub fn host(
     context: &Context,
     listener: &Listener,
     guests: u32,
-    patience: Duration,
-    said: impl Fn(String) + Sync,
+    timeout: Duration,
+    report: impl Fn(String) + Sync,
 ) -> Result<(), Failure> {
     std::thread::scope(|scope| {
         for _ in 0..guests {
             let request = listener.accept_request(None)?;
-            let said = &said;
-            scope.spawn(move || match host_one(context, request, patience) {
-                Ok((rounds, end)) => said(format!("ended after {rounds} rounds: {end}")),
-                Err(e) => said(format!("failed: {e}")),
+            let report = &report;
+            scope.spawn(move || match host_one(context, request, timeout) {
+                Ok((rounds, end)) => report(format!("ended after {rounds} rounds: {end}")),
+                Err(e) => report(format!("failed: {e}")),
             });
         }
         Ok(())
@@ -130,13 +130,13 @@ pub fn host(
 fn host_one(
     context: &Context,
     request: ConnectionRequest,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(u64, String), Failure> {
     let pd = context.open_pd(None)?;
     let buffer = context.create_shared_buffer(REGION as u64)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     let region = pd.reg_mr(&buffer, .., access)?;
-    let end = End::new(context, &pd, patience)?;
+    let end = End::new(context, &pd, timeout)?;
     let private_data = region.remote().to_bytes().to_vec();
     let options = AcceptOptions { private_data, ..AcceptOptions::default() };
     let mut rounds = 0;
@@ -165,7 +165,7 @@ fn host_one(
     if why.contains("CORRUPTED") {
         return Err(why.into());
     }
-    match end.qp.wait_disconnected(Some(patience)) {
+    match end.qp.wait_disconnected(Some(timeout)) {
         Ok(reason) => Ok((rounds, format!("{reason:?}"))),
         Err(e) => Err(format!("{why}; then {e}").into()),
     }
@@ -177,15 +177,15 @@ pub fn visit(
     context: &Context,
     host: SocketAddr,
     seed: u64,
-    patience: Duration,
+    timeout: Duration,
     mut go_on: impl FnMut(u64) -> bool,
 ) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
     let buffer = context.create_shared_buffer(2 * REGION as u64)?;
     let source = pd.reg_mr(&buffer, ..REGION as u64, Access::empty())?;
     let sink = pd.reg_mr(&buffer, REGION as u64.., Access::LOCAL_WRITE)?;
-    let end = End::new(context, &pd, patience)?;
-    let options = ConnectOptions { timeout: Some(patience), ..ConnectOptions::default() };
+    let end = End::new(context, &pd, timeout)?;
+    let options = ConnectOptions { timeout: Some(timeout), ..ConnectOptions::default() };
     let connected = end.qp.connect(host, &options)?;
     let region = RemoteMr::from_bytes(&connected.private_data)
         .ok_or("the private data contains no region")?;
@@ -232,7 +232,7 @@ pub fn visit(
         rounds += 1;
     }
     end.qp.disconnect()?;
-    match end.qp.wait_disconnected(Some(patience))? {
+    match end.qp.wait_disconnected(Some(timeout))? {
         DisconnectReason::Orderly => Ok(rounds),
         other => Err(format!("ended by {other:?}").into()),
     }

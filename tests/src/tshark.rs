@@ -16,7 +16,7 @@ pub struct Dissection {
     pub frames: Vec<Frame>,
     /// Malformed packets, errors and warnings, with packet numbers. TCP's own warnings (full
     /// windows, resets) are omitted. Lost bytes show as missing FPDUs.
-    pub complaints: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 /// Wireshark's dissection of an FPDU.
@@ -59,8 +59,8 @@ pub struct Frame {
 ///
 /// If tshark is missing and `CI` is set.
 pub fn is_available() -> bool {
-    let asked = Command::new("tshark").arg("--version").stderr(Stdio::null()).output();
-    if asked.is_ok_and(|output| output.status.success()) {
+    let version = Command::new("tshark").arg("--version").stderr(Stdio::null()).output();
+    if version.is_ok_and(|output| output.status.success()) {
         return true;
     }
     assert!(std::env::var_os("CI").is_none(), "no tshark (Debian package tshark)");
@@ -78,8 +78,8 @@ pub fn dissect(file: &Path) -> Dissection {
     // The heuristic dissector of RPC over RDMA claims short Sends and reports them as malformed.
     command.args(["-n", "--disable-protocol", "rpcordma", "-T", "pdml", "-r"]).arg(file);
     let output = command.output().expect("tshark");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", file.display());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", file.display());
     read(&String::from_utf8_lossy(&output.stdout))
 }
 
@@ -122,8 +122,8 @@ pub fn udp_fields(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
         command.args(["-e", field]);
     }
     let output = command.output().expect("tshark");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
@@ -140,7 +140,7 @@ fn read(pdml: &str) -> Dissection {
         if line.starts_with("<proto ") {
             protocol = name.to_owned();
             if name == "_ws.malformed" {
-                found.complaints.push(format!("packet {packet}: malformed"));
+                found.problems.push(format!("packet {packet}: malformed"));
             }
             continue;
         }
@@ -150,7 +150,7 @@ fn read(pdml: &str) -> Dissection {
             // The message precedes its severity.
             "_ws.expert.message" => message = show.to_owned(),
             "_ws.expert.severity" if number(show) >= WARNING && protocol != "tcp" => {
-                found.complaints.push(format!("packet {packet}: {protocol}: {message}"));
+                found.problems.push(format!("packet {packet}: {protocol}: {message}"));
             }
             "iwarp_mpa.req" | "iwarp_mpa.rep" => {
                 found.frames.push(Frame { reply: name == "iwarp_mpa.rep", ..Frame::default() })

@@ -132,8 +132,8 @@ pub fn send_bytes(stream: &mut TcpStream, bytes: &[u8]) {
 }
 
 /// Like [`ending`], with its own deadline.
-pub fn ending_after(stream: &mut TcpStream, patience: Duration) -> Ending {
-    stream.set_read_timeout(Some(patience)).expect("a deadline");
+pub fn ending_after(stream: &mut TcpStream, timeout: Duration) -> Ending {
+    stream.set_read_timeout(Some(timeout)).expect("a deadline");
     ending(stream)
 }
 

@@ -80,15 +80,15 @@ pub fn private_data(stream: &mut TcpStream) -> Option<Vec<u8>> {
 pub fn confirm(stream: &mut TcpStream) -> VerificationQuery {
     stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
     let data = private_data(stream).expect("an MPA Request");
-    let question = VerificationQuery::parse(&data).expect("a verification query");
+    let query = VerificationQuery::parse(&data).expect("a verification query");
     wire::send_bytes(stream, &answer(true));
-    question
+    query
 }
 
 /// A thread that listens on `wired.port` of an address until it is dropped.
 pub struct WiredPort {
     address: SocketAddr,
-    questions: Arc<Mutex<Vec<VerificationQuery>>>,
+    queries: Arc<Mutex<Vec<VerificationQuery>>>,
     stops: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -117,9 +117,9 @@ impl WiredPort {
         reply: impl Fn(&mut TcpStream, &VerificationQuery) + Send + 'static,
     ) -> Self {
         let address = listener.local_addr().expect("its address");
-        let questions = Arc::new(Mutex::new(Vec::new()));
+        let queries = Arc::new(Mutex::new(Vec::new()));
         let stops = Arc::new(AtomicBool::new(false));
-        let asked = questions.clone();
+        let received = queries.clone();
         let stopped = stops.clone();
         let thread = std::thread::spawn(move || {
             while let Ok((mut stream, _)) = listener.accept() {
@@ -128,20 +128,20 @@ impl WiredPort {
                 }
                 stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
                 let data = private_data(&mut stream);
-                let Some(question) = data.and_then(|data| VerificationQuery::parse(&data)) else {
+                let Some(query) = data.and_then(|data| VerificationQuery::parse(&data)) else {
                     continue;
                 };
-                // Recorded before the daemon can act on the answer.
-                asked.lock().expect("no panic").push(question.clone());
-                reply(&mut stream, &question);
+                // Record the query before the daemon can act on the answer.
+                received.lock().expect("no panic").push(query.clone());
+                reply(&mut stream, &query);
             }
         });
-        WiredPort { address, questions, stops, thread: Some(thread) }
+        WiredPort { address, queries, stops, thread: Some(thread) }
     }
 
     /// Returns the verification queries received so far.
-    pub fn questions(&self) -> Vec<VerificationQuery> {
-        self.questions.lock().expect("no panic").clone()
+    pub fn queries(&self) -> Vec<VerificationQuery> {
+        self.queries.lock().expect("no panic").clone()
     }
 }
 

@@ -1,6 +1,6 @@
-//! Attached memory between processes, over every path and lost in every way. Workers access the
-//! memory of processes of the daemon's own user. For other users, the library copies the data,
-//! which only root can test.
+//! Attached memory of several processes: transfers over each path, and each way in which the memory
+//! can disappear. Workers access the memory of processes of the daemon's own user. For other users
+//! the library copies the data, which only root can test.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -81,7 +81,7 @@ fn becomes(process: &Process, name: &str) {
 }
 
 #[test]
-fn a_program_that_execs_takes_its_session_along() {
+fn exec_ends_the_session_of_a_program() {
     for config in ["", "[engine]\nloopback = \"tcp\"\n"] {
         let daemon = Daemon::start(config);
         let (mut lender, _context, guest) = lent(&daemon, &daemon, &["--exec"]);
@@ -128,7 +128,7 @@ fn memory_is_detached_on_exec() {
 }
 
 #[test]
-fn killed_under_traffic_nothing_is_left() {
+fn a_lender_killed_under_traffic_leaves_nothing() {
     for config in ["", "[engine]\nloopback = \"tcp\"\n"] {
         let daemon = Daemon::start(config);
         let start = daemon.at_rest();
@@ -154,7 +154,7 @@ fn killed_under_traffic_nothing_is_left() {
 }
 
 #[test]
-fn nothing_but_its_own_memory_is_attached() {
+fn only_own_memory_can_be_attached() {
     let daemon = Daemon::start("");
     let start = daemon.at_rest();
     let mut raw = Raw::open(daemon.socket());
@@ -206,7 +206,7 @@ fn nothing_but_its_own_memory_is_attached() {
     daemon.shrinks_to(start);
 }
 
-/// User of clients with memory that the daemon cannot access.
+/// User ID of clients whose memory the daemon cannot access.
 const STRANGER: u32 = 61_014;
 
 /// Starts a daemon that serves all users. Returns `None` if this test cannot run as other users.
@@ -231,7 +231,7 @@ fn lent_by_stranger(daemon: &Daemon, fate: &[&str]) -> (Process, Context, Guest)
     (lender, context, guest)
 }
 
-/// Lends memory of another user to a client of this user, or of that other user.
+/// Lends memory of another user to a client of this user or, with `both`, of that other user.
 fn exchange_between_strangers(daemon: &Daemon, both: bool) {
     let mut lender = daemon.actor_as(STRANGER, &["lend"]);
     let address = lender.line_after("listening on ");
@@ -270,7 +270,7 @@ fn libraries_copy_for_other_users() {
     }
 }
 
-/// Returns the targets of the daemon's descriptors that are the memory of a process.
+/// Returns the targets of those descriptors of the daemon that refer to the memory of a process.
 fn memories(daemon: &Daemon) -> Vec<String> {
     let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
         .expect("a running process")
@@ -297,7 +297,7 @@ fn memory_of_other_users_is_not_opened() {
 
 /// The daemon's descriptors give access to clients' memory, so its processes must be undumpable.
 #[test]
-fn a_daemon_is_closed_to_processes_of_its_user() {
+fn the_daemon_is_undumpable() {
     use std::os::unix::fs::MetadataExt;
     const PRIVATE: u32 = 61_023;
     if !rustix::process::getuid().is_root() {
@@ -330,7 +330,7 @@ fn unblocked(process: &Process) -> Vec<u32> {
         std::fs::read_dir(format!("/proc/{}/task", process.id())).expect("a running process");
     let status = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("status")));
     let mut found = Vec::new();
-    for status in status.map(|status| status.expect("the thread lives")) {
+    for status in status.map(|status| status.expect("a running thread")) {
         if status.starts_with("Name:\trnic-copies\n") {
             let blocked = status.lines().find_map(|l| l.strip_prefix("SigBlk:\t")).expect("a mask");
             let blocked = u64::from_str_radix(blocked, 16).expect("a mask");
@@ -367,7 +367,7 @@ fn copying_threads_last_as_long_as_the_session() {
 }
 
 #[test]
-fn queues_of_copies_count_as_arena_bytes() {
+fn copy_queues_count_as_arena_bytes() {
     // The copy queue of one worker takes half a MiB.
     let limit = "[engine]\nworkers = 3\n[limits.session]\narena_bytes = \"1MiB\"\n";
     let Some(daemon) = open_to_all(limit) else { return };
@@ -446,7 +446,7 @@ fn a_copy_beyond_its_deadline_ends_the_session() {
             let completion = guest.completion().expect("every request completes");
             let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("a disconnect");
             assert!(reason != DisconnectReason::Orderly, "{reason:?} after {completion:?}");
-            let after = daemon.says("a copy of attached memory did not return in ");
+            let after = daemon.line_after("a copy of attached memory did not return in ");
             assert!(after.starts_with("5 s"), "{after}");
             drop((guest, context));
             // The client is still stopped, but nothing of its session remains.
@@ -458,7 +458,7 @@ fn a_copy_beyond_its_deadline_ends_the_session() {
 }
 
 #[test]
-fn strangers_killed_under_traffic_leave_nothing() {
+fn other_users_killed_under_traffic_leave_nothing() {
     for config in PATHS {
         // A short deadline, because a program that kept its session after `exec` makes no copies.
         let Some(daemon) = open_to_all(&with_deadline(config, "5s")) else { return };
@@ -500,7 +500,7 @@ fn leaves_copies_to_the_library(raw: &Raw) -> bool {
 }
 
 #[test]
-fn the_other_way_to_attach_is_refused_by_name() {
+fn the_wrong_way_to_attach_is_refused() {
     let Some(daemon) = open_to_all("[engine]\nworkers = 2\n") else { return };
     let start = daemon.at_rest();
     let mut stranger = Raw::open_as(daemon.socket(), STRANGER);
@@ -657,7 +657,7 @@ fn an_impossible_consumer_index_ends_its_session() {
             queue.arena.store_u64(at, ahead.into()).expect("access to own arena");
             queue.ring();
             assert!(insider.client.completion().ok().is_err());
-            let said = daemon.says("its copy queue: ");
+            let said = daemon.line_after("its copy queue: ");
             assert!(said.starts_with(&format!("consumer index {ahead} is not within")), "{said}");
             assert_eq!(lender.raw.reply(), None);
             // Another session of the same user is unaffected.
@@ -672,7 +672,7 @@ fn an_impossible_consumer_index_ends_its_session() {
 }
 
 #[test]
-fn a_lying_library_deceives_about_its_own_memory() {
+fn a_lying_library_affects_only_its_own_memory() {
     for daemon in daemons_with_a_domain() {
         let start = daemon.at_rest();
         let mut lender = HandServed::new(daemon.socket());

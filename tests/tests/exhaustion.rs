@@ -67,14 +67,14 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
 
     // Other clients continue unaffected, including new traffic of existing clients. A user can
     // exhaust its own share of sessions and descriptors, so other clients of that user have to
-    // wait. Address space has no shares: the rest is smaller than one more buffer of the hoarder,
-    // and the buffers of new traffic may or may not fit.
+    // wait. Address space is not divided among users: the rest is smaller than one more buffer of
+    // the hoarder, and the buffers of new traffic may or may not fit.
     let own_share = same_user && ["sessions", "channels", "connections"].contains(&what);
     if !own_share && !named.contains(&"vm.max_map_count") {
         daemon.actor(&["traffic", &address, "6", "20"]).succeed();
     }
     hoarder.release();
-    hoarder.line_after("had ");
+    hoarder.line_after("created ");
     hoarder.succeed();
     drop(pinger);
     daemon.actor(&["traffic", &address, "7", "20"]).succeed();
@@ -124,7 +124,7 @@ fn round_trips_beside(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
     }
 }
 
-/// Without the device tree, because writing its files needs one more descriptor from time to time.
+/// Disables the device tree, because writing its files occasionally needs one more descriptor.
 const NO_TREE: &str = "[device]\ntree = \"off\"\n";
 
 fn config(limits: &str) -> String {
@@ -209,8 +209,8 @@ fn address_space_of_the_daemon() {
 }
 
 /// Clients without Hello hold descriptors that no limit counts. The last descriptor is either a
-/// client's socket or the pidfd of its process, depending on parity. So of two daemons with limits
-/// that differ by one, one serves a client that it cannot watch.
+/// client's socket or the pidfd of its process, depending on parity. So one of two daemons, with
+/// limits that differ by one, accepts a client whose process it cannot watch.
 #[test]
 fn daemon_recovers_from_lack_of_descriptors() {
     let give_up = Instant::now() + DEADLINE;
@@ -223,7 +223,7 @@ fn daemon_recovers_from_lack_of_descriptors() {
         let start = Instant::now();
         let connect = |_| Raw::connect(daemon.socket());
         let silent: Vec<Raw> = (0..64).map(connect).collect();
-        let said = daemon.says("cannot accept clients for now");
+        let said = daemon.line_after("cannot accept clients for now");
         assert!(said.contains("Too many open files"), "{said}");
         let heard: Vec<_> = silent.iter().filter_map(heard).collect();
         let in_time = start.elapsed() < Duration::from_secs(4);
@@ -254,11 +254,11 @@ fn refusals_are_rate_limited_like_accepts() {
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen("127.0.0.1:0", 128).unwrap();
         let silent: Vec<Raw> = (0..64).filter_map(|_| Raw::try_connect(daemon.socket())).collect();
-        daemon.says("cannot accept clients for now");
+        daemon.line_after("cannot accept clients for now");
         let start = Instant::now();
         let peers: Vec<TcpStream> =
             (0..100).filter_map(|_| wire::try_dial(listener.local_addr())).collect();
-        daemon.says("connections rejected");
+        daemon.line_after("connections rejected");
         let ended = |peer: &&TcpStream| {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             poll(&mut [PollFd::new(*peer, PollFlags::IN)], Some(&now)) == Ok(1)
@@ -319,7 +319,7 @@ fn unread_replies_leave_room_for_other_users() {
 
 /// The kernel reports no event when the descriptors in flight fall below the limit.
 #[test]
-fn an_answer_comes_when_others_have_read_theirs() {
+fn a_reply_arrives_once_descriptors_are_received() {
     const FULL: u32 = 61_022;
     let Some((config, limit)) = limited_as(FULL, "ulimit -n 256") else { return };
     let daemon = Daemon::start_limited(&config, &limit);

@@ -8,7 +8,7 @@ use rnic_client::{DisconnectReason, RemoteMr, Stag};
 use rnic_tests::attached::Insider;
 use rnic_tests::{DEADLINE, Daemon, Process, built, frozen};
 
-/// User of the client with the file. Differs from the daemon's user and from the bystander's.
+/// User ID of the client with the file. Differs from the daemon's user and from the bystander's.
 const HOSTILE: u32 = 61_013;
 
 /// Starts a daemon that serves all users. Returns `None` if FUSE mounts are impossible.
@@ -188,7 +188,7 @@ fn missing_pages_end_their_session() {
         let reason = insider.qp.wait_disconnected(Some(DEADLINE)).unwrap();
         assert!(reason != DisconnectReason::Orderly, "{reason:?}");
         daemon.wait_status("rid of the session", |s| s.sessions_ended > ended);
-        let after = daemon.says("a copy of attached memory did not return in ");
+        let after = daemon.line_after("a copy of attached memory did not return in ");
         assert!(after.starts_with("1 s"), "{after}");
         drop(insider);
         // The client's thread still waits for a page, but nothing of the session remains.

@@ -25,7 +25,7 @@ const CROWD: [u8; 4] = [127, 0, 54, 9];
 /// QP number claimed by a raw peer.
 const THEIRS: u32 = 7777;
 
-/// Fails after half a minute without an acknowledgement.
+/// Requests fail after half a minute without an acknowledgement.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
 
 /// Private data of a rejection without a confirmation. Reveals nothing about the QP.
@@ -180,11 +180,11 @@ fn unconfirmed_requests_get_no_reply() {
     let attack = |how: &str| {
         let unknown = rts.number() + 1000;
         for to_qp in [reset, rtr, rts, failed].map(End::number).into_iter().chain([unknown]) {
-            let said = Introduction::to(to_qp, LOWER);
+            let sent = Introduction::to(to_qp, LOWER);
             let [other_psn, other_qp] =
-                [Introduction { rq_psn: 8, ..said }, Introduction { qp: 5, ..said }];
-            for said in [said, other_psn, other_qp, Introduction { sq_psn: None, ..said }] {
-                let found = rejection(&mut said.dial(port));
+                [Introduction { rq_psn: 8, ..sent }, Introduction { qp: 5, ..sent }];
+            for sent in [sent, other_psn, other_qp, Introduction { sq_psn: None, ..sent }] {
+                let found = rejection(&mut sent.dial(port));
                 assert_eq!(found.as_deref(), Some(NOT_CONFIRMED), "{how}, QP {to_qp}");
             }
         }
@@ -214,26 +214,26 @@ fn unconfirmed_requests_get_no_reply() {
     }
     // A request that the daemon there confirms is served.
     let peer = WiredPort::confirming((LOWER, port).into());
-    let said =
+    let sent =
         Introduction { number: 0xABCD_EF01_2345_6789, ..Introduction::to(rts.number(), LOWER) };
-    assert_eq!(rejection(&mut said.dial(port)), None);
+    assert_eq!(rejection(&mut sent.dial(port)), None);
     let expected = VerificationQuery {
         dialled: (gid(HERE).0, rts.number()),
         dialler: (gid(LOWER).0, THEIRS),
-        number: said.number,
+        number: sent.number,
     };
-    assert_eq!(peer.questions(), [expected]);
+    assert_eq!(peer.queries(), [expected]);
 }
 
 #[test]
-fn other_programs_of_a_peers_host_are_not_its_qp() {
+fn other_programs_of_a_peers_host_are_refused() {
     let port = ports::unused_port();
     let [here, there] = [HERE, FAR].map(|address| daemon(address, port, ""));
     let [a, b] = [End::new(&here), End::new(&there)];
     a.to_rtr(HERE, FAR, b.number());
     a.to_rts();
-    let said = Introduction { qp: b.number(), ..Introduction::to(a.number(), FAR) };
-    let attack = || rejection(&mut said.dial(port));
+    let sent = Introduction { qp: b.number(), ..Introduction::to(a.number(), FAR) };
+    let attack = || rejection(&mut sent.dial(port));
     // Before the peer is in RTR, and while its connection exists.
     assert_eq!(attack().as_deref(), Some(NOT_CONFIRMED));
     assert!(!a.has_stream());
@@ -252,10 +252,10 @@ fn dial_is_confirmed_once_to_its_peer() {
     let end = End::new(&daemon);
     end.to_rtr(HERE, HIGHER, THEIRS);
     let (mut dial, _) = peer.accept().unwrap();
-    let said = private_data(&mut dial).unwrap();
-    let number = u64::from_be_bytes(said[56..64].try_into().unwrap());
+    let sent = private_data(&mut dial).unwrap();
+    let number = u64::from_be_bytes(sent[56..64].try_into().unwrap());
     // The instance number of a remote daemon is unknown.
-    assert_eq!(said[64..], [0; 8]);
+    assert_eq!(sent[64..], [0; 8]);
     let right = VerificationQuery {
         dialled: (gid(HIGHER).0, THEIRS),
         dialler: (gid(HERE).0, end.number()),
@@ -287,11 +287,11 @@ fn dial_is_confirmed_once_to_its_peer() {
     let (mut next, _) = peer.accept().unwrap();
     assert_eq!(private_data(&mut next).unwrap()[..5], *b"RNWD\x02");
     // The number of the former request is no longer valid.
-    assert_eq!(ask(HIGHER, &right), 0, "of a dial that is over");
+    assert_eq!(ask(HIGHER, &right), 0, "for a dial that has ended");
 }
 
 #[test]
-fn each_dial_has_a_number_of_its_own() {
+fn each_dial_has_its_own_number() {
     let port = ports::unused_port();
     let daemon = daemon(HERE, port, "");
     let peer = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
@@ -301,8 +301,8 @@ fn each_dial_has_a_number_of_its_own() {
     for end in &ends {
         end.to_rtr(HERE, HIGHER, THEIRS);
         let (mut dial, _) = peer.accept().unwrap();
-        let said = private_data(&mut dial).unwrap();
-        numbers.insert(u64::from_be_bytes(said[56..64].try_into().unwrap()));
+        let sent = private_data(&mut dial).unwrap();
+        numbers.insert(u64::from_be_bytes(sent[56..64].try_into().unwrap()));
         dials.push(dial);
     }
     assert_eq!(numbers.len(), ends.len());
@@ -340,7 +340,7 @@ fn daemons_do_not_confirm_for_each_other() {
 }
 
 #[test]
-fn held_requests_give_way_by_host() {
+fn waiting_requests_are_evicted_by_host() {
     let port = ports::unused_port();
     let daemon = self::daemon(HERE, port, "[limits.user]\nstartups = 16\n");
     let far = self::daemon(FAR, port, "");
@@ -355,7 +355,7 @@ fn held_requests_give_way_by_host() {
     for n in 0..60_u32 {
         let to_qp = idle[n as usize % idle.len()].number();
         flood.push(Introduction { qp: n, ..Introduction::to(to_qp, CROWD) }.dial(port));
-        daemon.wait_status("asking the peer about it", |_| crowd.questions().len() > n as usize);
+        daemon.wait_status("asking the peer about it", |_| crowd.queries().len() > n as usize);
     }
     assert!(daemon.status().startups <= 2 * 16);
     // A QP in RTS needs no further call of its program, so its request is not held.
@@ -408,7 +408,7 @@ fn link(here: &Daemon, far: &Daemon) -> Duration {
 }
 
 #[test]
-fn dials_from_both_ends_meet() {
+fn simultaneous_dials_become_one_connection() {
     let port = ports::unused_port();
     let daemons = [FAR, HERE].map(|address| daemon(address, port, ""));
     let pairs: Vec<_> = (0..40).map(|_| [End::new(&daemons[0]), End::new(&daemons[1])]).collect();

@@ -22,9 +22,9 @@ fn write(from: &End, to: RemoteMr) -> CompletionStatus {
     from.qp.post_send(&[SendRequest::write(7, &sges, to.at(0)).signaled()]).unwrap();
     // A Write completes when it is sent. Only a Read after it can show the result of the Write.
     let read = SendRequest::read(8, from.region.sge(8, 4), to.at(0)).signaled();
-    let behind = from.qp.post_send(&[read]);
+    let posted = from.qp.post_send(&[read]);
     let first = from.completion();
-    match (first.status, behind) {
+    match (first.status, posted) {
         (CompletionStatus::Success, Ok(())) => from.completion().status,
         (status, _) => status,
     }
@@ -125,7 +125,7 @@ fn unlisted_user_cannot_open_the_domain() {
     let everybody = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), everybody).unwrap();
     let _mine = Context::open_at(daemon.socket()).unwrap().open_pd(Some("shared")).unwrap();
-    // Credentials belong to threads.
+    // Each thread has its own credentials.
     let socket = daemon.socket();
     let as_user = |uid, gids: &[u32]| {
         std::thread::scope(|scope| {
@@ -200,7 +200,7 @@ fn reload_changes_limits_under_traffic() {
 
     reload(&daemon, "[limits.session]\nqps = many\n");
     // Two signals in quick succession may cause only one reload, of the latest file.
-    daemon.says("configuration not reloaded");
+    daemon.line_after("configuration not reloaded");
     let refused = refusal(create());
     assert!(refused.contains("limits.session.qps = 3 reached"), "{refused}");
 

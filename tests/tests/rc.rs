@@ -76,10 +76,11 @@ impl End {
     }
 }
 
-/// Fails after half a minute without an acknowledgement, since TCP is slow on a busy machine.
+/// Requests fail after half a minute without an acknowledgement, because TCP is slow on a busy
+/// machine.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
 
-/// Fails after nine seconds, enough for a busy machine to find the reason.
+/// Requests fail after nine seconds, in which the daemon finds the reason even on a busy machine.
 const QUICK: Sending = Sending { timeout: 18, ..SENDING };
 
 fn daemon() -> Daemon {
@@ -87,11 +88,11 @@ fn daemon() -> Daemon {
 }
 
 /// Runs the test with a new pair on each path.
-fn on_both_paths(does: impl Fn([End; 2])) {
+fn on_both_paths(test: impl Fn([End; 2])) {
     let one = daemon();
-    does(connected([End::new(&one), End::new(&one)]));
+    test(connected([End::new(&one), End::new(&one)]));
     let [x, y] = two_daemons();
-    does(connected([End::new(&x), End::new(&y)]));
+    test(connected([End::new(&x), End::new(&y)]));
 }
 
 /// Moves two QPs to RTS, as each other's peers.
@@ -369,7 +370,7 @@ fn one_end_may_reset_while_the_other_waits() {
     on_both_paths(|[a, b]| {
         for round in 0..3 {
             b.qp.reset().unwrap();
-            // Anything sent before the reset is noticed is lost, as with advanced PSNs.
+            // Messages that the other end sends before it notices the reset are lost.
             let began = Instant::now();
             while a.qp.query().unwrap().path != "none" {
                 assert!(began.elapsed() < DEADLINE, "the stream does not end");
@@ -383,8 +384,8 @@ fn one_end_may_reset_while_the_other_waits() {
     });
 }
 
-/// Requests outstanding when the peer was reset are lost, without an error at the peer. It waits
-/// until the other end is reset as well.
+/// Requests outstanding when the peer was reset are lost, without an error at the peer. The peer
+/// waits until the other end is reset as well.
 #[test]
 fn reset_peer_loses_outstanding_requests() {
     on_both_paths(|[a, b]| {
@@ -409,7 +410,7 @@ fn reset_peer_loses_outstanding_requests() {
     });
 }
 
-/// Long enough for an expected completion.
+/// Time in which an unexpected completion would arrive.
 const A_WHILE: Duration = Duration::from_millis(300);
 
 /// Mismatched attributes: the error of each end, and the diagnosis of a failed Send.
@@ -473,12 +474,12 @@ fn uc_drops_refused_messages() {
         let last = SendRequest::write_with_imm(4, &sges, at, *b"last\0\0\0\0").signaled();
         a.qp.post_send(&[last]).unwrap();
         a.completes(4, CompletionOpcode::RdmaWrite);
-        let came = b.completes(3, CompletionOpcode::Receive);
-        assert_eq!((came.immediate, came.byte_len), (Some(*b"last\0\0\0\0"), 64));
+        let received = b.completes(3, CompletionOpcode::Receive);
+        assert_eq!((received.immediate, received.byte_len), (Some(*b"last\0\0\0\0"), 64));
         let mut found = [0; 64];
         target.read_at(0, &mut found).unwrap();
         assert_eq!((found, a.state(), b.state()), ([5; 64], QpState::Rts, QpState::Rts));
-        // Otherwise the RC QP would wait for an acknowledgement that never arrives.
+        // RC and UC QPs do not connect: the RC QP would wait for an acknowledgement forever.
         let [a, b] = [End::new(ends[0]), End::of(ends[1], QpType::Uc)];
         a.to_rtr(&b);
         b.to_rtr(&a);
@@ -751,7 +752,7 @@ fn refused_change_keeps_the_charge() {
     b.qp.to_rts(&Sending { ord: 4, ..SENDING }).unwrap();
 }
 
-/// Returns all changes, with values that are valid for a pair of this daemon.
+/// Returns all kinds of changes, with values that are valid for a pair of this daemon.
 fn changes(wiring: Wiring) -> [QpChange; 6] {
     [
         QpChange::ReadyToReceive(wiring),
@@ -764,7 +765,7 @@ fn changes(wiring: Wiring) -> [QpChange; 6] {
 }
 
 #[test]
-fn changes_need_an_own_rc_qp() {
+fn changes_need_an_rc_qp_of_the_session() {
     let daemon = daemon();
     let [a, b] = connected([End::new(&daemon), End::new(&daemon)]);
     b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
@@ -893,7 +894,7 @@ fn a_reload_forbids_streams_of_earlier_wiring() {
         let rule = format!("[[listen]]\nwho = {uid}\naddress = \"{allowed}\"\n");
         std::fs::write(daemon.dir().join("rnicd.toml"), config + &rule).unwrap();
         daemon.signal(Signal::HUP);
-        daemon.says("configuration reloaded");
+        daemon.line_after("configuration reloaded");
     };
     let both = |a: End, b: End| {
         b.to_rtr(&a);

@@ -30,7 +30,7 @@ const CROWD: [u8; 4] = [127, 0, 52, 9];
 /// QP number that the peer claims to have.
 const THEIRS: u32 = 7777;
 
-/// Fails after half a minute without an acknowledgement.
+/// Requests fail after half a minute without an acknowledgement.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
 
 /// Number of connections that a peer accepts and ends.
@@ -38,8 +38,8 @@ const DIALS: u32 = 20;
 /// Shortest pause between the end of a connection and the next connection request.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Fails after a second. On a busy machine, the diagnosis may not be ready in this time, but one of
-/// many attempts succeeds.
+/// Requests fail after a second. On a busy machine, the diagnosis may not be ready in this time,
+/// but one of many attempts succeeds.
 const QUICK: Sending = Sending { timeout: 10, retry_count: 1, ..SENDING };
 
 /// Starts a daemon at this address. Daemons and peers of a fabric use the same port.
@@ -242,14 +242,14 @@ fn mismatched_dials_get_a_reason() {
     let rejected = |private_data: &[u8], code: u8, what: &str| {
         assert_eq!(rejection(&mut dial(LOWER, port, private_data)), code, "{what}");
     };
-    let says = |said: Introduction, code: u8, what: &str| rejected(&said.bytes(), code, what);
+    let says = |sent: Introduction, code: u8, what: &str| rejected(&sent.bytes(), code, what);
     // No introduction, or a malformed one.
-    rejected(&[], MALFORMED, "nothing");
+    rejected(&[], MALFORMED, "no private data");
     rejected(&good.bytes()[..71], MALFORMED, "a byte is missing");
     rejected(&[0xAA; 500], MALFORMED, "noise");
     says(Introduction { magic: *b"RNWE", ..good.clone() }, MALFORMED, "another magic");
     says(Introduction { version: 3, ..good.clone() }, MALFORMED, "another version");
-    says(Introduction { version: 1, ..good.clone() }, MALFORMED, "without a number to ask for");
+    says(Introduction { version: 1, ..good.clone() }, MALFORMED, "a version without a dial number");
     says(Introduction { version: 0, ..good.clone() }, MALFORMED, "no version");
     // An address of another host.
     says(Introduction { gid: gid(HIGHER), ..good.clone() }, OTHER_GID, "GID of another host");
@@ -260,7 +260,7 @@ fn mismatched_dials_get_a_reason() {
         says(Introduction { to_qp: number, ..good.clone() }, NO_QUEUE_PAIR, "an unknown QP number");
     }
     let to_qp = plain.1.id().0;
-    says(Introduction { to_qp, ..good.clone() }, NO_QUEUE_PAIR, "one that connects");
+    says(Introduction { to_qp, ..good.clone() }, NO_QUEUE_PAIR, "an iWARP QP");
     for qp in [0, THEIRS + 1, u32::MAX] {
         says(Introduction { qp, ..good.clone() }, OTHER_PEER, "another number of the peer's");
     }
@@ -276,9 +276,9 @@ fn mismatched_dials_get_a_reason() {
     assert_eq!(end.state(), QpState::Rts);
     // The right peer is accepted. All later requests are refused, even a repetition of this one.
     let mut peer = dial(LOWER, port, &good.bytes());
-    let told = accepted(&mut peer);
-    assert_eq!(told[8..40], [gid(HERE).0, gid(LOWER).0].concat());
-    assert_eq!(told[40..48], [end.qp.id().0.to_be_bytes(), THEIRS.to_be_bytes()].concat());
+    let reply = accepted(&mut peer);
+    assert_eq!(reply[8..40], [gid(HERE).0, gid(LOWER).0].concat());
+    assert_eq!(reply[40..48], [end.qp.id().0.to_be_bytes(), THEIRS.to_be_bytes()].concat());
     says(good.clone(), BUSY, "a second stream");
     // A QP in ERR.
     let failed = End::new(&daemon);
@@ -310,12 +310,12 @@ fn silent_or_malformed_dials_time_out() {
     let mut noise = vec![0x5A; 600];
     noise[0] = b'M';
     let huge = [b"MPA ID Req Frame".as_slice(), &[CRC, 2, 0xFF, 0xFF], &[0; 700]].concat();
-    for said in [&[][..], &whole[..16], &whole[..19], &whole[..60], &noise, &huge] {
+    for sent in [&[][..], &whole[..16], &whole[..19], &whole[..60], &noise, &huge] {
         let mut peer = wire::dial_from(LOWER, address);
-        wire::send_bytes(&mut peer, said);
+        wire::send_bytes(&mut peer, sent);
         match wire::ending(&mut peer) {
             Ending::Fin(bytes) | Ending::Reset(bytes) => assert!(bytes.is_empty()),
-            silence @ Ending::Silence(_) => panic!("{silence:?} after {} bytes", said.len()),
+            silence @ Ending::Silence(_) => panic!("{silence:?} after {} bytes", sent.len()),
         }
     }
     // One byte after the request, before the reply.
@@ -326,7 +326,7 @@ fn silent_or_malformed_dials_time_out() {
     let mut peer = wire::dial_from(LOWER, address);
     wire::send_bytes(&mut peer, &whole);
     assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
-    assert_eq!(peer_port.questions().len(), 1);
+    assert_eq!(peer_port.queries().len(), 1);
     first.wait_status("rid of them", |s| s.startups == 0);
     drop((end, peer));
     first.shrinks_to(start);
@@ -374,8 +374,8 @@ fn peer_depths_and_timers_are_clamped() {
         let end = End::new(&daemon);
         end.await_peer(HERE, LOWER);
         end.qp.to_rts(&SENDING).unwrap();
-        let said = Introduction { ird, min_rnr_timer: u8::MAX, ..Introduction::to(&end, LOWER) };
-        let mut peer = dial(LOWER, port, &said.bytes());
+        let sent = Introduction { ird, min_rnr_timer: u8::MAX, ..Introduction::to(&end, LOWER) };
+        let mut peer = dial(LOWER, port, &sent.bytes());
         accepted(&mut peer);
         // The peer is the initiator, so it sends first.
         end.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
@@ -400,8 +400,8 @@ fn peer_depths_and_timers_are_clamped() {
         let end = End::new(&daemon);
         end.await_peer(HERE, LOWER);
         end.qp.to_rts(&Sending { rnr_retry: 1, ..SENDING }).unwrap();
-        let said = Introduction { min_rnr_timer, ird: 0, ..Introduction::to(&end, LOWER) };
-        let mut peer = dial(LOWER, port, &said.bytes());
+        let sent = Introduction { min_rnr_timer, ird: 0, ..Introduction::to(&end, LOWER) };
+        let mut peer = dial(LOWER, port, &sent.bytes());
         accepted(&mut peer);
         end.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
         wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
@@ -417,7 +417,8 @@ fn peer_depths_and_timers_are_clamped() {
     daemon.wait_status("rid of them", |s| s.startups == 0 && s.qps == 0);
 }
 
-/// Otherwise a peer that keeps sending RNR notices could delay a Send without limit.
+/// A second RNR notice for a Send ends the connection. Otherwise a peer that keeps sending notices
+/// could delay a Send without limit.
 #[test]
 fn rnr_notice_counts_once_per_send() {
     let port = ports::unused_port();
@@ -427,8 +428,8 @@ fn rnr_notice_counts_once_per_send() {
     end.await_peer(HERE, LOWER);
     end.qp.to_rts(&Sending { rnr_retry: 1, ..SENDING }).unwrap();
     // RNR timer of about 655 ms.
-    let said = Introduction { min_rnr_timer: 0, ..Introduction::to(&end, LOWER) };
-    let mut peer = dial(LOWER, port, &said.bytes());
+    let sent = Introduction { min_rnr_timer: 0, ..Introduction::to(&end, LOWER) };
+    let mut peer = dial(LOWER, port, &sent.bytes());
     accepted(&mut peer);
     end.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
     wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
@@ -479,7 +480,7 @@ fn waiting_dials_do_not_block_the_right_peer() {
     // Waits until all requests are confirmed.
     let are_held = |count: u32| {
         daemon.wait_status("held", |s| {
-            let asked = crowd_port.questions().len() + lower_port.questions().len();
+            let asked = crowd_port.queries().len() + lower_port.queries().len();
             asked == count as usize && s.startups == count
         });
     };
@@ -523,9 +524,9 @@ fn thousand_dials_do_not_block_other_qps() {
     rnic_tests::process::raise_descriptor_limit();
     // Silent connections, and requests for a QP that never reaches RTR.
     let silent: Vec<_> = (0..1000).map(|_| wire::dial_from(CROWD, (HERE, port).into())).collect();
-    let said = Introduction::to(&idle, CROWD);
+    let sent = Introduction::to(&idle, CROWD);
     let waiting: Vec<_> = (0..1000)
-        .map(|n| dial(CROWD, port, &Introduction { qp: n, ..said.clone() }.bytes()))
+        .map(|n| dial(CROWD, port, &Introduction { qp: n, ..sent.clone() }.bytes()))
         .collect();
     let a = End::new(&daemon);
     let b = End::new(&far);
@@ -624,31 +625,31 @@ fn malformed_replies_to_dials_are_reported() {
     );
     // The peer claims to have, or to be connected to, another QP or address.
     for spoil in [
-        |said: &mut Introduction| said.qp += 1,
-        |said: &mut Introduction| said.to_qp += 1,
-        |said: &mut Introduction| said.gid = gid(LOWER),
-        |said: &mut Introduction| said.to_gid = gid(LOWER),
+        |sent: &mut Introduction| sent.qp += 1,
+        |sent: &mut Introduction| sent.to_qp += 1,
+        |sent: &mut Introduction| sent.gid = gid(LOWER),
+        |sent: &mut Introduction| sent.to_gid = gid(LOWER),
     ] {
         answered(
             &|end, peer| {
-                let mut said = introduction(end);
-                said.to_qp = end.qp.id().0;
-                said.qp = THEIRS;
-                spoil(&mut said);
-                wire::send_bytes(peer, &reply(0, &said.bytes()));
+                let mut sent = introduction(end);
+                sent.to_qp = end.qp.id().0;
+                sent.qp = THEIRS;
+                spoil(&mut sent);
+                wire::send_bytes(peer, &reply(0, &sent.bytes()));
             },
             "answered for a different connection",
         );
     }
     let differs = |end: &End, peer: &mut TcpStream| {
-        let said = Introduction { rq_psn: 8, ..introduction(end) };
-        wire::send_bytes(peer, &reply(0, &Introduction { to_qp: end.qp.id().0, ..said }.bytes()));
+        let sent = Introduction { rq_psn: 8, ..introduction(end) };
+        wire::send_bytes(peer, &reply(0, &Introduction { to_qp: end.qp.id().0, ..sent }.bytes()));
     };
     answered(&differs, "PSNs differ");
     // The first PSN that the peer sends is compared before this end is in RTS.
     let other = |end: &End, peer: &mut TcpStream| {
-        let said = Introduction { sq_psn: Some(9), to_qp: end.qp.id().0, ..introduction(end) };
-        wire::send_bytes(peer, &reply(0, &said.bytes()));
+        let sent = Introduction { sq_psn: Some(9), to_qp: end.qp.id().0, ..introduction(end) };
+        wire::send_bytes(peer, &reply(0, &sent.bytes()));
     };
     answered(&other, "queue pair 7777 would send from 9");
     let [a, b] = bystanders;
@@ -688,8 +689,8 @@ fn tcp_cannot_impersonate_a_local_qp() {
     let daemon = daemon(HERE, port, "");
     let [a, b] = [End::new(&daemon), End::new(&daemon)];
     a.wire(HERE, HERE, b.qp.id().0);
-    let said = Introduction { qp: b.qp.id().0, ..Introduction::to(&a, HERE) };
-    assert_eq!(rejection(&mut dial(HERE, port, &said.bytes())), NOT_CONFIRMED);
+    let sent = Introduction { qp: b.qp.id().0, ..Introduction::to(&a, HERE) };
+    assert_eq!(rejection(&mut dial(HERE, port, &sent.bytes())), NOT_CONFIRMED);
     a.qp.to_rts(&SENDING).unwrap();
     b.wire(HERE, HERE, a.qp.id().0);
     b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
@@ -704,17 +705,17 @@ fn dials_to_a_closing_peer_pause() {
     let listener = TcpListener::bind((IpAddr::from(HIGHER), port)).unwrap();
     let end = End::new(&daemon);
     end.await_peer(HERE, HIGHER);
-    let said = Introduction::to(&end, HIGHER).bytes();
+    let sent = Introduction::to(&end, HIGHER).bytes();
     let mut first = None;
     for _ in 0..DIALS {
         let (mut stream, _) = listener.accept().unwrap();
         first.get_or_insert_with(Instant::now);
-        let mut frame = wire::exactly(&mut stream, 20 + 4 + said.len());
+        let mut frame = wire::exactly(&mut stream, 20 + 4 + sent.len());
         // Accepts the request, with a smaller number of Reads for this end.
         frame[7..10].copy_from_slice(b"Rep");
         frame[22] &= 0xC0;
         frame[23] = 4;
-        frame[24..].copy_from_slice(&said);
+        frame[24..].copy_from_slice(&sent);
         wire::send_bytes(&mut stream, &frame);
     }
     // A lower bound, so that it also holds on a busy machine: each pause is at least 10 ms. The
@@ -749,7 +750,7 @@ fn unreachable_peer_can_dial_in() {
         assert_eq!(reply[25], BUSY, "a request of the daemon is pending");
         assert!(began.elapsed() < DEADLINE, "the peer is not reached");
     }
-    assert!(!peers_port.questions().is_empty());
+    assert!(!peers_port.queries().is_empty());
 }
 
 /// Each wrong STag ends the peer's connection. After too many of them, the daemon neither accepts
@@ -775,7 +776,8 @@ fn stag_guesser_is_barred_for_a_minute() {
     let end = End::new(&daemon);
     end.await_peer(HERE, LOWER);
     assert_eq!(rejection(&mut dial(LOWER, port, &Introduction::to(&end, LOWER).bytes())), GUESSER);
-    // After a while, this end would connect by itself. The diagnosis tells why it does not.
+    // After a while, this end would connect to the peer. The diagnosis names the reason why it does
+    // not.
     let why = end.fails_after(&Sending { timeout: 19, ..QUICK });
     assert!(why.contains("limits.peer.stag_guesses_per_minute"), "{why}");
     // Other peers are unaffected.

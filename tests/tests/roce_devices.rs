@@ -74,7 +74,7 @@ fn each_interface_has_a_device() {
     line(&format!("ethx eth eth {eth}"));
     line(&format!("rxe_0 eth eth {eth}"));
     line(&format!("rxe_1 lo lo {lo}"));
-    // With that of the iWARP device.
+    // The GUIDs of four RoCE devices and of the iWARP device.
     line("5");
     line("rxe_1   RoCE");
 }
@@ -249,7 +249,7 @@ fn administrators_add_and_remove_devices() {
     assert!(!daemon.dir().join("rnicd.sock.tree/devices/rnicd/first").exists());
     // A reload keeps the devices.
     daemon.signal(rustix::process::Signal::HUP);
-    daemon.says("configuration reloaded");
+    daemon.line_after("configuration reloaded");
     lists("rxe_lo rxe9");
     if let Some(mut program) = program {
         program.release();
@@ -362,7 +362,7 @@ fn link_local_gids_reach_other_hosts() {
 }
 
 #[test]
-fn every_maximum_can_be_had() {
+fn every_maximum_can_be_reached() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/roce_limits.c", scratch.path()) else { return };
     let none = &[][..];
@@ -370,7 +370,7 @@ fn every_maximum_can_be_had() {
         ("rnicd", "1024", 262_144, none),
         ("rxe", "512", 32_767, &[("AHs", 22)]),
         ("mlx5", "1024", 262_144, none),
-        // No windows. The profile is that of the iWARP device, and limits this one too.
+        // No windows. The profile describes an iWARP device, and limits the RoCE device, too.
         ("siw", "80", 262_144, &[("MWs", 95)]),
         // No windows and no SRQs.
         ("irdma", "101", 262_144, &[("SRQs", 95)]),
@@ -394,7 +394,7 @@ fn each_cq_can_have_a_channel() {
     rnic_tests::process::raise_descriptor_limit();
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/roce_limits.c", scratch.path()) else { return };
-    // Above the limit of descriptors that each process may have by default.
+    // More channels than the default limit on descriptors of a process.
     let daemon = Daemon::start("[limits.session]\ncqs = 1500\n");
     let context = Context::open_at(daemon.socket()).unwrap();
     let device = context.device().unwrap();

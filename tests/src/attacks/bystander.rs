@@ -22,7 +22,7 @@ const PEERS: usize = 8;
 /// Delay before a peer sends its MPA Request: a round trip around the world.
 const START: Duration = Duration::from_millis(150);
 /// Time limit of an operation during a measurement.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Takes a measurement for each line of `asked` and prints the results in one line:
 ///
@@ -49,7 +49,7 @@ pub fn serve(socket: &Path, asked: Lines<StdinLock<'_>>) -> Result<(), Failure> 
         let figures: Vec<u64> = match what {
             "pair" => vec![pinger.rate(time) as u64],
             "commands" => own.commands(goes_on)?.map(micros).to_vec(),
-            "sessions" => sessions(socket, PATIENCE, goes_on)?.map(micros).to_vec(),
+            "sessions" => sessions(socket, TIMEOUT, goes_on)?.map(micros).to_vec(),
             "peers" => vec![own.peers(time)? as u64, PEERS as u64],
             "counted" => {
                 pinger.rounds(amount);
@@ -128,9 +128,9 @@ impl Own {
     }
 
     /// Connects peers that send their MPA Request late. Returns the number of peers served.
-    fn peers(&mut self, patience: Duration) -> Result<usize, Failure> {
+    fn peers(&mut self, timeout: Duration) -> Result<usize, Failure> {
         self.session.forget_events();
-        let dial = |_| TcpStream::connect_timeout(&self.address, patience).ok();
+        let dial = |_| TcpStream::connect_timeout(&self.address, timeout).ok();
         let peers: Vec<TcpStream> = (0..PEERS).filter_map(dial).collect();
         std::thread::sleep(START);
         let mut waiting: Vec<SocketAddr> = Vec::new();
@@ -139,7 +139,7 @@ impl Own {
                 waiting.push(peer.local_addr()?);
             }
         }
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         let mut served = 0;
         while served < waiting.len() {
             let left = end.saturating_duration_since(Instant::now());
@@ -157,16 +157,16 @@ impl Own {
 /// Returns the longest time to open a session and the longest time to end a session.
 fn sessions(
     socket: &Path,
-    patience: Duration,
+    timeout: Duration,
     mut goes_on: impl FnMut() -> bool,
 ) -> Result<[Duration; 2], Failure> {
     let mut longest = [Duration::ZERO; 2];
     while goes_on() {
         let opening = Instant::now();
-        let raw = Raw::open_within(socket, patience).ok_or("no session")?;
+        let raw = Raw::open_within(socket, timeout).ok_or("no session")?;
         longest[0] = longest[0].max(opening.elapsed());
         let ending = Instant::now();
-        if !raw.ends_within(patience) {
+        if !raw.ends_within(timeout) {
             return Err("a session does not end".into());
         }
         longest[1] = longest[1].max(ending.elapsed());

@@ -1,6 +1,5 @@
-//! Descriptors that close slowly: TCP sockets that linger because the peer's window is closed,
-//! which are passed before a session exists, and clients that disconnect with unread packets in
-//! their socket.
+//! Descriptors that close slowly. TCP sockets, passed before a session exists, linger because the
+//! peer's window is closed. Clients disconnect with unread packets in their socket.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Write};

@@ -47,5 +47,5 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// FPDUs per `write`, for as many bytes as the daemon reads in one call.
+/// FPDUs per `write`: as many bytes as the daemon reads in one call.
 const BURST: usize = 256 * 1024 / 20;

@@ -16,9 +16,9 @@ use crate::traffic::Failure;
 /// Depth of each send queue: the maximum. Must be even, so that binds and invalidates stay paired.
 const DEPTH: u32 = 16_384;
 
-/// The requests that are posted.
+/// Requests to post.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum Requests {
     /// Binds and invalidates of a window.
     Binds,
     /// Reads that fail because the peer has sent FIN.
@@ -29,10 +29,10 @@ pub enum What {
 struct Busy(Intruder, End, Completions);
 
 /// Posts requests from `sessions` sessions, forever.
-pub fn run(socket: &Path, what: What, sessions: usize) -> Result<Infallible, Failure> {
-    let open = || match what {
-        What::Binds => binds(socket),
-        What::Reads => reads(socket),
+pub fn run(socket: &Path, requests: Requests, sessions: usize) -> Result<Infallible, Failure> {
+    let open = || match requests {
+        Requests::Binds => binds(socket),
+        Requests::Reads => reads(socket),
     };
     let busy = (0..sessions).map(|_| open()).collect::<Result<Vec<_>, _>>()?;
     let progress = Progress::begin();

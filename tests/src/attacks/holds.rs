@@ -16,8 +16,7 @@ use super::progress::Progress;
 use crate::raw::qp_request;
 use crate::traffic::Failure;
 
-/// Makes connections fail in this way, forever. Opens a new session when the daemon ends the
-/// session.
+/// Makes connections fail in this way, forever. Opens a new session whenever the daemon ends one.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {
@@ -43,7 +42,7 @@ struct Holding {
 impl Holding {
     fn new(socket: &Path) -> Result<Self, Failure> {
         let mut intruder = Intruder::open(socket)?;
-        intruder.patience = Duration::from_secs(1);
+        intruder.timeout = Duration::from_secs(1);
         let completions = intruder.cq(4096, false)?;
         let (_, address) = intruder.listen(64)?;
         let region = intruder.region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;

@@ -26,7 +26,7 @@ pub struct Intruder {
     /// The domain.
     pub pd: PdId,
     /// Time limit for each answer and event.
-    pub patience: Duration,
+    pub timeout: Duration,
     bells: Vec<DoorbellRinger>,
 }
 
@@ -62,7 +62,7 @@ impl Intruder {
         let ReplyBody::Pd { pd } = granted(&mut raw, RequestBody::OpenPd { name: None })? else {
             return Err("no domain".into());
         };
-        Ok(Intruder { raw, pd, patience: DEADLINE, bells })
+        Ok(Intruder { raw, pd, timeout: DEADLINE, bells })
     }
 
     /// Sends a request that the daemon must grant.
@@ -185,7 +185,7 @@ impl Intruder {
             private_data: Vec::new(),
         })?;
         self.accept(passive)?;
-        active.sq.wait_for_worker(self.patience)
+        active.sq.wait_for_worker(self.timeout)
     }
 
     /// Accepts the next connection with this QP and waits until a worker has taken the QP.
@@ -194,7 +194,7 @@ impl Intruder {
     ///
     /// If no request arrives, or the connection fails.
     pub fn accept(&mut self, end: &End) -> Result<(), Failure> {
-        self.accept_within(end, self.patience)
+        self.accept_within(end, self.timeout)
     }
 
     /// Like [`Intruder::accept`], with a time limit.
@@ -202,9 +202,9 @@ impl Intruder {
     /// # Errors
     ///
     /// If no request arrives in this time, or the connection fails.
-    pub fn accept_within(&mut self, end: &End, patience: Duration) -> Result<(), Failure> {
+    pub fn accept_within(&mut self, end: &End, timeout: Duration) -> Result<(), Failure> {
         let request = loop {
-            if let Event::ConnectionRequest { request, .. } = self.event_within(patience)? {
+            if let Event::ConnectionRequest { request, .. } = self.event_within(timeout)? {
                 break request;
             }
         };
@@ -215,7 +215,7 @@ impl Intruder {
             ord: None,
             private_data: Vec::new(),
         })?;
-        end.sq.wait_for_worker(patience)
+        end.sq.wait_for_worker(timeout)
     }
 
     /// Waits for the next event.
@@ -224,20 +224,20 @@ impl Intruder {
     ///
     /// If none arrives.
     pub fn event(&self) -> Result<Event, Failure> {
-        self.event_within(self.patience)
+        self.event_within(self.timeout)
     }
 
-    /// Waits for the next event for at most `patience`.
+    /// Waits for the next event for at most `timeout`.
     ///
     /// # Errors
     ///
     /// If none arrives in this time.
-    pub fn event_within(&self, patience: Duration) -> Result<Event, Failure> {
+    pub fn event_within(&self, timeout: Duration) -> Result<Event, Failure> {
         let events = self.raw.descriptors.get(1).ok_or("no event channel")?;
-        let patience =
-            Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut ready = [PollFd::new(events, PollFlags::IN)];
-        if rustix::event::poll(&mut ready, Some(&patience))? == 0 {
+        if rustix::event::poll(&mut ready, Some(&timeout))? == 0 {
             return Err("no event in time".into());
         }
         let mut bytes = [0; MAX_MESSAGE];
@@ -323,8 +323,8 @@ impl Ring {
     }
 
     /// Waits until a worker has taken the QP.
-    fn wait_for_worker(&self, patience: Duration) -> Result<(), Failure> {
-        let deadline = Instant::now() + patience;
+    fn wait_for_worker(&self, timeout: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + timeout;
         while self.header(queue_header::WORKER) as u32 == WORKER_NONE {
             if Instant::now() > deadline {
                 return Err("no worker has taken the QP".into());

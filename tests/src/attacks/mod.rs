@@ -94,17 +94,17 @@ impl Attack {
 pub fn play(attack: Attack, socket: &Path) -> Result<Infallible, Failure> {
     use Attack::*;
     use flush::Side;
-    use free::What;
+    use free::Requests;
     use questions::Question;
     crate::process::raise_descriptor_limit();
     match attack {
         FlushedSends => flush::run(socket, Side::Sends, false),
         FlushedSendsArmed => flush::run(socket, Side::Sends, true),
         FlushedReceives => flush::run(socket, Side::Receives, false),
-        Binds => free::run(socket, What::Binds, 1),
-        BindsOfMany => free::run(socket, What::Binds, 32),
-        Reads => free::run(socket, What::Reads, 1),
-        ReadsOfMany => free::run(socket, What::Reads, 32),
+        Binds => free::run(socket, Requests::Binds, 1),
+        BindsOfMany => free::run(socket, Requests::Binds, 32),
+        Reads => free::run(socket, Requests::Reads, 1),
+        ReadsOfMany => free::run(socket, Requests::Reads, 32),
         ShortFpdus => fpdus::run(socket),
         Doorbells => storm::run(socket),
         Sessions => crowd::run(socket, 128),

@@ -1,4 +1,4 @@
-//! Progress reports of an attack to the test that measures next to it.
+//! Progress reports of an attack to the test that measures its effect.
 
 use std::io::Write;
 use std::sync::Arc;

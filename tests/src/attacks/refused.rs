@@ -28,13 +28,13 @@ pub fn attach(socket: &Path) -> Result<Infallible, Failure> {
 /// memfd last must free 3 GiB. Unread replies delay the daemon, so that it closes the memfd last.
 pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
     const LEN: u64 = 3 << 30;
-    /// More answers than a socket buffer holds.
-    const QUESTIONS: usize = 320;
+    /// More requests than a socket buffer holds replies.
+    const REQUESTS: usize = 320;
     let progress = Progress::begin();
     loop {
         let Some(mut raw) = Raw::try_open(socket) else { continue };
         let buffer = holed(LEN)?;
-        for _ in 0..QUESTIONS {
+        for _ in 0..REQUESTS {
             raw.ask(RequestBody::Status, &[]);
             // Matches the daemon's pace while it still answers.
             std::thread::sleep(Duration::from_micros(50));

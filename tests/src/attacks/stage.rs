@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rnic_client::{Context, FaultRow, ListKind, Rows};
 use rustix::process::Signal;
 
-use super::bystander::PATIENCE;
+use super::bystander::TIMEOUT;
 use super::{Attack, cpu};
 use crate::built;
 use crate::{DEADLINE, Daemon, Process};
@@ -143,7 +143,8 @@ pub struct Outcome {
     workers: u32,
     /// Measurements of the daemon without an attacker.
     alone: Measurements,
-    beside: Measurements,
+    /// Measurements of the attacked daemon.
+    attacked: Measurements,
     /// Median of the ratios of adjacent windows.
     ratio: f64,
     windows: usize,
@@ -195,7 +196,7 @@ pub fn play(case: &Case, workers: u32) -> Outcome {
         name: case.attack.name(),
         workers,
         alone: Measurements::default(),
-        beside: Measurements::default(),
+        attacked: Measurements::default(),
         ratio: 0.0,
         windows: 0,
         done: 0.0,
@@ -204,12 +205,12 @@ pub fn play(case: &Case, workers: u32) -> Outcome {
         kernel: (kernel, kernel),
         lines: 0,
     };
-    let halted = Instant::now() + HEAD_START;
+    let latest = Instant::now() + HEAD_START;
     while attacker.line_after("done ").parse().unwrap_or(0u64) < case.after
-        && Instant::now() < halted
+        && Instant::now() < latest
     {}
     let mut alone = Vec::new();
-    let mut beside = Vec::new();
+    let mut attacked = Vec::new();
     let mut time = Duration::ZERO;
     let mut done = 0;
     let mut control = 0;
@@ -223,22 +224,22 @@ pub fn play(case: &Case, workers: u32) -> Outcome {
         let window = Instant::now();
         let ticks = cpu::ticks(stage.daemon.pid());
         let before = attacker.line_after("done ").parse().unwrap_or(0u64);
-        beside.push(stage.all(case.window));
+        attacked.push(stage.all(case.window));
         let after = attacker.latest_after("done ").and_then(|n| n.parse().ok());
         done += after.unwrap_or(before).saturating_sub(before);
         control += cpu::ticks(stage.daemon.pid()) - ticks;
         time += window.elapsed();
         outcome.grown.0 = outcome.grown.0.max(anonymous(&stage.daemon).saturating_sub(memory));
         outcome.kernel.0 = outcome.kernel.0.max(tcp_memory());
-        outcome.windows = beside.len();
+        outcome.windows = attacked.len();
         outcome.alone = summary(&alone);
-        outcome.beside = summary(&beside);
-        outcome.ratio = middle(beside.iter().zip(&alone).map(|(b, a)| b.rate / a.rate).collect());
+        outcome.attacked = summary(&attacked);
+        outcome.ratio = median(attacked.iter().zip(&alone).map(|(b, a)| b.rate / a.rate).collect());
         outcome.done = done as f64 / time.as_secs_f64();
         outcome.control = control as f64 / cpu::TICKS / time.as_secs_f64();
         let is_clear = outcome.failures(case).is_empty();
         if outcome.windows >= min_windows() && (is_clear || outcome.windows >= 10 * min_windows())
-            || began.elapsed() > PATIENCE * 6
+            || began.elapsed() > TIMEOUT * 6
         {
             break;
         }
@@ -265,19 +266,19 @@ impl Outcome {
         if self.workers == 1 {
             let ratio = self.ratio;
             let share = case.share;
-            let enough = self.beside.rate >= case.enough;
+            let enough = self.attacked.rate >= case.enough;
             check(
                 ratio >= share || enough,
                 format!("the pair keeps {ratio:.4} of its rate, not {share:.2}"),
             );
         }
         for (n, (what, most)) in TIMED.into_iter().enumerate() {
-            let took = self.beside.longest[n];
+            let took = self.attacked.longest[n];
             // The machine's own delays also occur without an attack.
             let most = most.max(self.alone.longest[n]);
             check(took <= most, format!("{what} takes {took:?}, at most {most:?} is allowed"));
         }
-        let served = self.beside.served;
+        let served = self.attacked.served;
         check(served >= SERVED, format!("{served:.2} of the peers are served"));
         let (grown, allowed) = self.grown;
         check(grown <= allowed, format!("{grown} KiB more in the daemon, {allowed} are allowed"));
@@ -313,10 +314,10 @@ impl Outcome {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Outcome { name, workers, alone, beside, .. } = self;
+        let Outcome { name, workers, alone, attacked, .. } = self;
         writeln!(f, "{name}, {workers} workers, {} windows", self.windows)?;
-        writeln!(f, "  {:<28}{:>14}{:>14}", "", "alone", "beside")?;
-        let rates = [alone.rate, beside.rate].map(|rate| format!("{rate:.0}"));
+        writeln!(f, "  {:<28}{:>14}{:>14}", "", "alone", "attacked")?;
+        let rates = [alone.rate, attacked.rate].map(|rate| format!("{rate:.0}"));
         let what = "round trips per second";
         writeln!(
             f,
@@ -324,13 +325,13 @@ impl fmt::Display for Outcome {
             rates[0], rates[1], self.ratio
         )?;
         for (n, (what, _)) in TIMED.into_iter().enumerate() {
-            let times = [alone.longest[n], beside.longest[n]].map(|time| format!("{time:.1?}"));
+            let times = [alone.longest[n], attacked.longest[n]].map(|time| format!("{time:.1?}"));
             writeln!(f, "  {:<28}{:>14}{:>14}", format!("longest {what}"), times[0], times[1])?;
         }
-        if beside.served < 1.0 || alone.served < 1.0 {
+        if attacked.served < 1.0 || alone.served < 1.0 {
             let alone = alone.served;
-            let beside = beside.served;
-            writeln!(f, "  {:<28}{alone:>14.2}{beside:>14.2}", "peers served")?;
+            let attacked = attacked.served;
+            writeln!(f, "  {:<28}{alone:>14.2}{attacked:>14.2}", "peers served")?;
         }
         let (grown, allowed) = self.grown;
         writeln!(f, "  {:<28}{grown:>28}  {allowed} allowed", "KiB more in the daemon")?;
@@ -366,7 +367,7 @@ impl Stage {
         let rate = self.figures("pair", "50")[0] as f64;
         let longest = [commands[0], commands[1], commands[2], sessions[0], sessions[1]];
         let served = if self.peers {
-            let figures = self.figures("peers", &PATIENCE.as_millis().to_string());
+            let figures = self.figures("peers", &TIMEOUT.as_millis().to_string());
             figures[0] as f64 / figures[1] as f64
         } else {
             1.0
@@ -384,8 +385,8 @@ impl Stage {
     }
 
     fn figures(&mut self, what: &str, time: &str) -> Vec<u64> {
-        let said = self.bystander.ask(&format!("{what} {time}"), &format!("{what}: "));
-        said.split_whitespace().map(|n| n.parse().expect("a number")).collect()
+        let figures = self.bystander.ask(&format!("{what} {time}"), &format!("{what}: "));
+        figures.split_whitespace().map(|n| n.parse().expect("a number")).collect()
     }
 
     /// Runs `operations` round trips, sets of commands and sessions of the bystander, and serves
@@ -402,7 +403,7 @@ impl Stage {
         }
     }
 
-    /// Stops both. Returns the daemon's log.
+    /// Stops the bystander and the daemon. Returns the daemon's log.
     pub(super) fn end(mut self) -> Vec<String> {
         for rule in self.fault_rows() {
             assert!(rule.injected > 0, "the fault {} had no effect: {}", rule.name, rule.rule);
@@ -417,13 +418,13 @@ impl Stage {
 /// Returns the median rate and share and the maximum times of all windows.
 fn summary(of: &[Measurements]) -> Measurements {
     Measurements {
-        rate: middle(of.iter().map(|f| f.rate).collect()),
+        rate: median(of.iter().map(|f| f.rate).collect()),
         longest: std::array::from_fn(|n| of.iter().map(|f| f.longest[n]).max().unwrap_or_default()),
-        served: middle(of.iter().map(|f| f.served).collect()),
+        served: median(of.iter().map(|f| f.served).collect()),
     }
 }
 
-fn middle(mut of: Vec<f64>) -> f64 {
+fn median(mut of: Vec<f64>) -> f64 {
     of.sort_by(f64::total_cmp);
     of[of.len() / 2]
 }
@@ -450,10 +451,10 @@ pub(super) fn allowed(daemon: &Daemon) -> u64 {
     let mut command = Command::new(built::program("rnicd"));
     command.arg("check-config").arg("--config").arg(daemon.dir().join("rnicd.toml"));
     let output = command.output().expect("check-config runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = |begin: &str| {
-        let line = said.lines().find(|l| l.trim_start().starts_with(begin));
-        line.unwrap_or_else(|| panic!("no {begin:?} in {said}")).to_owned()
+        let line = text.lines().find(|l| l.trim_start().starts_with(begin));
+        line.unwrap_or_else(|| panic!("no {begin:?} in {text}")).to_owned()
     };
     let user = line("one user:");
     // Queues precede this amount, and shared memory follows it.

@@ -1,4 +1,4 @@
-//! Thousands of doorbells rung without any work.
+//! Thousands of doorbells that are rung although their QPs have no work.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -15,7 +15,7 @@ const QPS: u32 = 8000;
 /// Interval at which all doorbells are rung.
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// Rings the doorbells of all QPs repeatedly. None has any work.
+/// Rings the doorbells of all QPs repeatedly. No QP has any work.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let mut intruder = Intruder::open(socket)?;
     let cq = intruder.cq(64, false)?.cq;

@@ -172,7 +172,7 @@ enum Part {
     Exhaust {
         /// The resource.
         #[arg(value_enum)]
-        what: exhaust::What,
+        resource: exhaust::Resource,
     },
     /// Starts a host as another process and tours it.
     Duet,
@@ -279,12 +279,13 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             attacks::confine(&[cpu]);
             attacks::bystander::serve(&socket()?, std::io::stdin().lines())
         }
-        Part::Exhaust { what } => {
+        Part::Exhaust { resource } => {
             rnic_tests::process::raise_descriptor_limit();
             let released = released();
             let refused = |error: &rnic_client::Error| println!("refused: {error}");
-            let had = exhaust::exhaust(what, refused, || !released.load(Ordering::Relaxed))?;
-            println!("had {had}");
+            let created =
+                exhaust::exhaust(resource, refused, || !released.load(Ordering::Relaxed))?;
+            println!("created {created}");
             Ok(())
         }
         Part::InFlight { count } => {
@@ -342,8 +343,8 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             let listener = context.listen(address, 64)?;
             println!("listening on {}", listener.local_addr());
             std::thread::spawn(move || {
-                let said = |line: String| println!("{line}");
-                if let Err(e) = traffic::host(&context, &listener, u32::MAX, DEADLINE, said) {
+                let report = |line: String| println!("{line}");
+                if let Err(e) = traffic::host(&context, &listener, u32::MAX, DEADLINE, report) {
                     println!("serving ended: {e}");
                 }
             });
@@ -409,7 +410,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
                 address,
                 attached::pattern(1),
             )?)?;
-            println!("the same came back");
+            println!("the bytes read back are equal");
         }
         Part::Rping { address } => {
             let (status, why) = rping::request_atomic(&context, address)?;

@@ -271,7 +271,7 @@ impl Session {
             12 => self.send_noise(rng)?,
             13 => self.send_descriptors(rng)?,
             14 => self.shrink_memory(rng),
-            15..=17 => self.ask_something(rng)?,
+            15..=17 => self.send_request(rng)?,
             18 => {
                 self.make_region(rng)?;
                 if let Some((mr, _)) = self.regions.pop() {
@@ -537,8 +537,8 @@ impl Session {
         });
     }
 
-    /// Sends requests in any order, for its own objects and for guessed IDs.
-    fn ask_something(&mut self, rng: &mut Rng) -> Option<()> {
+    /// Sends a well-formed request for one of the session's objects or for a guessed ID.
+    fn send_request(&mut self, rng: &mut Rng) -> Option<()> {
         let any = |rng: &mut Rng| rng.below(24) as u32;
         let qp = match rng.below(3) {
             0 => QpId(any(rng)),

@@ -219,7 +219,7 @@ fn odd_rights(rng: &mut Rng) -> Access {
     rights
 }
 
-/// Parameters of a connection, mostly out of range.
+/// Returns connection parameters, mostly out of range.
 fn odd_offer(rng: &mut Rng) -> RcOffer {
     RcOffer {
         psn: rng.word() as u32 >> rng.below(9),

@@ -1,4 +1,4 @@
-//! Two ends that use every operation, and the messages that they put on the wire.
+//! Two ends that execute every operation, and the messages that they send.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -158,7 +158,7 @@ impl Talker {
     }
 
     /// Executes every operation towards the other end, one after the other.
-    fn speak(&self, to: &Talker, posted: &mut Posted) {
+    fn run_operations(&self, to: &Talker, posted: &mut Posted) {
         let up = self.up;
         let mine = &self.mr;
         let theirs = to.mr.remote();
@@ -228,7 +228,7 @@ impl Talker {
 
 /// How a conversation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum Ending {
     Orderly,
     /// The initiator writes to, or reads from, an unknown STag.
     BadWrite,
@@ -240,9 +240,9 @@ pub enum Manner {
     Rejected,
 }
 
-/// Lets two ends talk and returns the posted messages. `via` maps the listener to the address that
-/// the initiator connects to.
-pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> SocketAddr) -> Posted {
+/// Runs a conversation between two ends. Returns the posted messages. `via` maps the listener to
+/// the address that the initiator connects to.
+pub fn converse(wire: &Wire, ending: Ending, via: impl FnOnce(&Listener) -> SocketAddr) -> Posted {
     let daemons = wire.config.map(Daemon::start);
     let a = Talker::new(&daemons[0], true);
     let b = Talker::new(&daemons[1], false);
@@ -252,7 +252,7 @@ pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> Sock
     let request = listener.accept_request(Some(DEADLINE)).unwrap();
     assert_eq!(request.private_data(), b"initiator");
     let mut posted = Posted::default();
-    if manner == Manner::Rejected {
+    if ending == Ending::Rejected {
         request.reject(b"not now").unwrap();
         match a.qp.wait_connected(Some(DEADLINE)) {
             Err(Error::Rejected { private_data }) => assert_eq!(private_data, b"not now"),
@@ -272,40 +272,40 @@ pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> Sock
         None => {}
     }
     let nowhere = RemoteMr { rkey: Stag(0x5500_0055), ..b.mr.remote() };
-    match manner {
-        Manner::Orderly => {
-            a.speak(&b, &mut posted);
-            b.speak(&a, &mut posted);
+    match ending {
+        Ending::Orderly => {
+            a.run_operations(&b, &mut posted);
+            b.run_operations(&a, &mut posted);
             a.qp.disconnect().unwrap();
             for end in [&b, &a] {
                 let reason = end.qp.wait_disconnected(Some(DEADLINE)).unwrap();
                 assert_eq!(reason, DisconnectReason::Orderly);
             }
         }
-        Manner::BadWrite => {
+        Ending::BadWrite => {
             posted.add(true, WRITE, 5);
             a.qp.post_send(&[SendRequest::write(1, &[a.mr.sge(0, 5)], nowhere.at(0))]).unwrap();
         }
-        Manner::BadRead => {
+        Ending::BadRead => {
             posted.add(true, READ_REQUEST, 28);
             a.qp.post_send(&[SendRequest::read(1, a.mr.sge(0, 5), nowhere.at(0))]).unwrap();
         }
-        Manner::BadAtomic => {
+        Ending::BadAtomic => {
             posted.add(true, ATOMIC_REQUEST, 52);
             let sink = a.mr.sge(0, 8);
             let at = nowhere.at(0);
             a.qp.post_send(&[SendRequest::fetch_add(1, sink, at, 1)]).unwrap();
         }
-        Manner::BadSend => {
+        Ending::BadSend => {
             posted.add(true, SEND, 4097);
             a.qp.post_send(&[SendRequest::send(1, &[a.mr.sge(0, 4097)])]).unwrap();
         }
-        Manner::Rejected => {}
+        Ending::Rejected => {}
     }
-    if manner != Manner::Orderly {
-        let encloses = match manner {
-            Manner::BadRead => 2 + 18 + 28,
-            Manner::BadSend | Manner::BadAtomic => 2 + 18,
+    if ending != Ending::Orderly {
+        let encloses = match ending {
+            Ending::BadRead => 2 + 18 + 28,
+            Ending::BadSend | Ending::BadAtomic => 2 + 18,
             _ => 2 + 14,
         };
         posted.add(false, TERMINATE, 4 + encloses);

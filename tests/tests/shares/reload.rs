@@ -1,4 +1,4 @@
-//! Reloads cost clients nothing: unreadable and large files, and commands during a reload.
+//! Reloads do not delay clients, whatever the file is: large, unreadable or not a file.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use rustix::process::Signal;
 
 fn write(daemon: &Daemon, config: &str) {
-    // Replaced atomically: a reload reads either the old or the new file.
+    // The rename is atomic: a reload reads either the old or the new file.
     let new = daemon.dir().join("new.toml");
     std::fs::write(&new, config).unwrap();
     std::fs::rename(new, daemon.dir().join("rnicd.toml")).unwrap();
@@ -30,10 +30,10 @@ fn answered_before(context: &Context, sges: u8) -> u64 {
 /// Returns a configuration just below the maximum size, with as many rules as fit.
 fn many_rules(sges: u8) -> String {
     let mut text = format!("[limits]\nsge = {sges}\n");
-    let mut who = 100_000;
+    let mut uid = 100_000;
     while text.len() < (1 << 20) - 100 {
-        text.push_str(&format!("[[user]]\nwho={who}\n"));
-        who += 1;
+        text.push_str(&format!("[[user]]\nwho={uid}\n"));
+        uid += 1;
     }
     text
 }
@@ -47,7 +47,7 @@ fn commands_are_answered_while_a_file_is_read() {
     // If the control thread read the file, it would answer at most one query first.
     let answered = answered_before(&context, 5);
     assert!(answered > 10, "only {answered} commands were answered during the reload");
-    // Now both configurations that the daemon compares are long.
+    // The daemon compares the old configuration with the new one. This time both are long.
     write(&daemon, &many_rules(6));
     daemon.signal(Signal::HUP);
     let answered = answered_before(&context, 6);
@@ -105,7 +105,7 @@ fn reload_refuses_unbounded_files() {
             std::fs::create_dir(&place).unwrap();
         });
         daemon.signal(Signal::HUP);
-        let said = daemon.says("configuration not reloaded, the previous one remains: ");
+        let said = daemon.line_after("configuration not reloaded, the previous one remains: ");
         assert!(said.contains("rnicd.toml: ") && said.contains(why), "{said}");
         assert_eq!(context.device().unwrap().max_sge, 7);
     }
@@ -116,7 +116,7 @@ fn reload_refuses_unbounded_files() {
 }
 
 #[test]
-fn the_same_is_refused_at_the_start() {
+fn start_refuses_unbounded_files() {
     let folder = tempfile::tempdir().unwrap();
     for (path, why) in not_to_be_read(folder.path()) {
         for command in ["check-config", "run"] {

@@ -45,9 +45,9 @@ pub type Programs = BTreeMap<(String, String), Program>;
 pub struct CompileError {
     /// Path from the root of the repository.
     pub file: String,
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// The report.
+    /// Message of the compiler.
     pub text: String,
 }
 
@@ -304,14 +304,14 @@ impl Copy {
             .stdout(File::create(&output)?)
             .stderr(Stdio::null())
             .status()?;
-        let said = String::from_utf8_lossy(&std::fs::read(&output)?).into_owned();
+        let text = String::from_utf8_lossy(&std::fs::read(&output)?).into_owned();
         std::fs::remove_file(output)?;
         if matches!(ended.code(), Some(124 | 137) | None) {
             return Ok(Outcome::Endless);
         }
         let names = |end: &str| -> Vec<String> {
             let of = |line: &str| Some(line.strip_prefix("test ")?.strip_suffix(end)?.to_owned());
-            said.lines().filter_map(of).collect()
+            text.lines().filter_map(of).collect()
         };
         if !ended.success() {
             Ok(Outcome::Failed(names(" ... FAILED")))

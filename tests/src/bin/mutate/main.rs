@@ -85,7 +85,7 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
         let right = copy.original(&m.file)?;
         copy.write(&m.file, &right.replace(&m.from, &m.to))?;
         let by = match copy.build_for(m) {
-            Ok(programs) => told(copy.test(&programs, m, &m.tests, 0)?),
+            Ok(programs) => detected_by(copy.test(&programs, m, &m.tests, 0)?),
             Err(error) => {
                 println!("{} {}: {error}", m.broken(), m.file);
                 None
@@ -112,7 +112,7 @@ fn test_together(
             let next = queue.lock().map_err(|e| e.to_string())?.next().copied();
             let Some((number, m)) = next else { return Ok(unnoticed) };
             let outcome = copy.test(programs, m, &m.tests, number).map_err(|e| e.to_string())?;
-            match told(outcome) {
+            match detected_by(outcome) {
                 None => unnoticed.push(number),
                 by => {
                     let mut progress = progress.lock().map_err(|e| e.to_string())?;
@@ -211,7 +211,7 @@ fn in_parallel<T: Send, E: Send>(
 
 /// Returns the tests that detected the fault, or a description of another outcome. None if no test
 /// detected it.
-fn told(outcome: Outcome) -> Option<Vec<String>> {
+fn detected_by(outcome: Outcome) -> Option<Vec<String>> {
     match outcome {
         Outcome::Passed => None,
         Outcome::Endless => Some(vec!["the deadline".into()]),
@@ -221,7 +221,8 @@ fn told(outcome: Outcome) -> Option<Vec<String>> {
     }
 }
 
-/// Most tests that a fault breaks wait until their deadline.
+/// Default number of concurrent test runs per CPU. Most tests that a fault breaks only wait until
+/// their deadline.
 const JOBS_PER_CPU: usize = 4;
 
 #[derive(Serialize)]
@@ -257,8 +258,8 @@ impl<'a> Progress<'a> {
     /// Prints and records the result of a fault.
     fn note(&mut self, m: &Mutation, by: Option<Vec<String>>) -> Result<(), Box<dyn Error>> {
         self.done += 1;
-        let told = by.as_ref().map_or("NOT NOTICED".into(), |by| by.join(", "));
-        println!("{}/{} {} {}: {told}", self.done, self.all, m.broken(), m.file);
+        let result = by.as_ref().map_or("NOT NOTICED".into(), |by| by.join(", "));
+        println!("{}/{} {} {}: {result}", self.done, self.all, m.broken(), m.file);
         match by {
             None => self.unnoticed += 1,
             Some(by) => {

@@ -1,4 +1,4 @@
-//! Inserts all faults of a file at once, of which an environment variable selects one.
+//! Inserts all faults of a file at once. An environment variable selects the active fault.
 //!
 //! The body of each function with faults becomes a `match` on the number in [`FAULT`]: an arm for
 //! each fault, and an arm with the original body. So all faults share a build. The code must be
@@ -126,8 +126,8 @@ fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
 fn starts_function(line: &str) -> bool {
     const BEFORE: [&str; 6] = ["pub", "const", "async", "unsafe", "extern", "\"C\""];
     let line = line.trim_start();
-    let behind_scope = line.strip_prefix("pub(").and_then(|rest| rest.split_once(')'));
-    let mut words = behind_scope.map_or(line, |(_, rest)| rest).split_whitespace();
+    let after_scope = line.strip_prefix("pub(").and_then(|rest| rest.split_once(')'));
+    let mut words = after_scope.map_or(line, |(_, rest)| rest).split_whitespace();
     words.find(|word| !BEFORE.contains(word)) == Some("fn")
 }
 
@@ -187,7 +187,7 @@ impl Queue {
     }
 
     #[test]
-    fn faults_of_a_function_become_arms_beside_its_body() {
+    fn faults_of_a_function_become_arms_of_a_match() {
         let woven = woven(&[fault("head - self", "head + self"), fault("self.tail", "self.head")]);
         assert!(woven.left_out.is_empty());
         let body = woven.text.split("-> u32 {").nth(1).expect("a body");
@@ -226,7 +226,7 @@ impl Queue {
             fault("n == 0", "n != 0"),
         ];
         let woven = woven(&faults);
-        // The last fault is in a function inside the function of the fourth.
+        // The last fault is in a function inside the function that has the fourth fault.
         assert_eq!(woven.left_out, [1, 2, 3, 5]);
         assert!(woven.text.starts_with("const LIMIT: u32 = 7;"));
     }
