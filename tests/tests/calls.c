@@ -139,7 +139,7 @@ static void twice(void)
     check(!rdma_destroy_id(listener), "the listener is destroyed");
 }
 
-// Every context receives the event of the daemon's end exactly once.
+// Every context gets IBV_EVENT_DEVICE_FATAL exactly once when the daemon ends.
 static void died(void)
 {
     struct ibv_context *busy = context(), *idle = context();
@@ -242,7 +242,7 @@ static void waits(void)
     check(!rdma_create_qp(client, NULL, &wanted), "the id gets a QP");
     pthread_t thread;
     void *result;
-    // The awaited event has arrived, so the step must complete.
+    // A cancelled call whose event has already arrived must complete its step.
     struct rdma_cm_id *resolved = new_id();
     check(!pthread_create(&thread, NULL, resolves, resolved), "a thread starts");
     check(!pthread_join(thread, &result) && result == PTHREAD_CANCELED, "the thread was cancelled");
@@ -278,7 +278,8 @@ static void unreadable(void)
     check(pd != NULL, "a domain is allocated");
     char *hidden = mmap(NULL, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     check(hidden != MAP_FAILED, "memory is mapped");
-    check(!ibv_reg_mr(pd, hidden, 8192, REMOTE_READ) && errno == EFAULT, "it is unreadable");
+    check(!ibv_reg_mr(pd, hidden, 8192, REMOTE_READ) && errno == EFAULT,
+          "unreadable memory is refused");
     check(!munmap(hidden, 8192), "the memory is unmapped");
     check(!ibv_reg_mr(pd, hidden, 8192, 0) && errno == EFAULT, "unmapped memory is refused");
     check(ibv_reg_mr(pd, (void *)"constant", 8, REMOTE_READ) != NULL, "constants are readable");

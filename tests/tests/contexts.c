@@ -69,8 +69,8 @@ static void destroy(struct objects *o)
     FINE(ibv_close_device(o->context));
 }
 
-// Closes more contexts than a session can have protection domains, one with an unacknowledged
-// event. A completion channel has its own descriptor and outlives the context.
+// Closes more contexts than a session can have protection domains. One of them has an
+// unacknowledged event. A completion channel has its own descriptor and outlives the context.
 static void closing(void)
 {
     for (int n = 0; n < MANY; n++) {
@@ -132,7 +132,7 @@ static void mixing(int roce)
         extended.pd = a.pd;
         NONE(EINVAL, ibv_create_qp_ex(other->context, &extended));
     }
-    // An id has its own context.
+    // An id has its own context, so objects of other contexts are refused.
     struct rdma_cm_id *id = resolved();
     struct ibv_qp_init_attr with = {.qp_type = IBV_QPT_RC, .cap = {2, 2, 1, 1, 0}};
     MINUS(EINVAL, rdma_create_qp(id, a.pd, &with));
@@ -200,8 +200,8 @@ int main(int count, char **arguments)
     if (count > 1) {
         orphaned();
     } else {
-        // Keeps one session open. Otherwise each context has its own, and the thread of an ended
-        // session closes its descriptors at any later time.
+        // Keeps one session open. Otherwise each context would have its own session, whose thread
+        // may close its descriptors at any time after the end of the session.
         struct ibv_context *kept = open_device(1);
         closing();
         mixing(0);

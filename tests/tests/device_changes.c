@@ -1,13 +1,13 @@
 // Two RC QPs on each of up to two RoCE devices, connected to each other on their device, under
-// fault rules that change devices. Each argument is a step. A digit at its end is the number of the
-// device; without one, it is the first. Each step that has a result prints a line:
+// fault rules that change devices. Each argument is a step. A digit at its end selects the device;
+// the default is the first. Each step that has a result prints a line:
 //
 //   write, wc       posts a Write on the first QP; waits for a completion on it
 //   post, poll      posts a Write and polls once: the error number, and the number of completions
 //   event           waits for an asynchronous event: its number, and its port if any, or the error
 //   list            the names in the list of devices
-//   open            opens the device of this name again, with new objects
-//   verbs           the error numbers of verbs that make or query something
+//   open            opens the device again by its name, with new objects
+//   verbs           the error numbers of verbs that create or query objects
 //   destroy         destroys all objects and the context: 0 if each verb succeeds
 //   state           the states of both QPs
 //   gid             the entry 0 and 1 of the GID table: the error number of ibv_query_gid_ex, and
@@ -17,6 +17,7 @@
 //   received        the number of the next datagram that arrives, from 1
 //   ah              creates an address handle: the error number
 //   pkey, link      the P_Key; width, speed and state of the port
+//   reg_mr          registers and deregisters memory
 //   input           prints "ready" and waits for a line from standard input
 
 #include "refusals.h"
@@ -41,7 +42,7 @@ struct rail {
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq[2];
     struct ibv_qp *qp[2];
-    // Made by the first step that needs them.
+    // Created by the first step that needs them.
     struct ibv_qp *ud[2];
     struct ibv_ah *ah;
     uint32_t datagrams;
@@ -49,7 +50,7 @@ struct rail {
 
 static struct rail rails[DEVICES];
 static char bytes[LENGTH];
-static const struct patience PATIENCE = {
+static const struct retries RETRIES = {
     .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
 
 static void make_objects(struct rail *r)
@@ -64,7 +65,7 @@ static void make_objects(struct rail *r)
     }
     MUST(!ibv_query_gid(r->context, 1, 0, &gid));
     for (int n = 0; n < 2; n++)
-        connect_rc(r->qp[n], gid, r->qp[!n]->qp_num, PATIENCE);
+        connect_rc(r->qp[n], gid, r->qp[!n]->qp_num, RETRIES);
 }
 
 // Opens the device of this name, or the one with this number in the list.

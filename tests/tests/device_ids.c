@@ -1,11 +1,11 @@
 // IDs of rdma_cm under fault rules that change their device. With a port as its argument, connects
 // to it and prints the event. With "listen", prints a port at all addresses, reads a line from
-// standard input, and checks that no request has arrived. Otherwise:
+// standard input, and checks that no request has arrived.
 //
-// Two connected IDs of rdma_cm, one that has resolved its route, one that is bound to an address of
-// the host, both ends of a request that is not decided, and a listener, while a fault rule removes
-// their device, and after it has returned. Prints "ready" before each line that it reads
-// from standard input, and "done" at the end.
+// Without an argument, checks IDs while a fault rule removes their device, and after the device has
+// returned: two connected IDs, one that has resolved its route, one that is bound to an address of
+// the host, both ends of a request that is not decided, and a listener. Prints "ready" before each
+// line that it reads from standard input, and "done" at the end.
 
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -104,8 +104,7 @@ static void destroy(struct rdma_cm_id *id)
     check(!rdma_destroy_id(id));
 }
 
-// Checks that no event waits.
-static void none_waits(void)
+static void no_event_is_pending(void)
 {
     struct rdma_cm_event *other;
     check(fcntl(events->fd, F_SETFL, O_NONBLOCK) == 0);
@@ -138,7 +137,7 @@ int main(int argc, char **argv)
     if (argc > 1) {
         printf("port %d\n", ntohs(rdma_get_src_port(listener)));
         await_input();
-        none_waits();
+        no_event_is_pending();
         puts("done");
         return 0;
     }
@@ -152,8 +151,8 @@ int main(int argc, char **argv)
     ids[4] = bound();
     int count = ids[4] ? 5 : 4;
     await_input();
-    // Each ID with a device has one event, but the ID of the request has none, as in the kernel,
-    // nor the listener at all addresses.
+    // Each ID with a device gets one event. As in the kernel, the ID of the request and the
+    // listener at all addresses get none.
     int removed[5] = {0};
     for (int left = count; left > 0; left--) {
         struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_DEVICE_REMOVAL);
@@ -181,8 +180,8 @@ int main(int argc, char **argv)
     check(ibv_modify_qp(ids[0]->qp, &attr, IBV_QP_STATE) == EIO);
     for (int n = 0; n < count; n++)
         destroy(ids[n]);
-    // Their connections had no other events.
-    none_waits();
+    // The ends of their connections cause no other events.
+    no_event_is_pending();
     await_input();
     connected(listener, ids);
     destroy(ids[0]);

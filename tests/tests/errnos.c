@@ -140,7 +140,7 @@ static void queue_pairs(void)
     RETURNS(ENOMEM, ibv_post_recv(qp, chain, &bad_receive));
     FINE(bad_receive != &chain[2]);
 
-    // Without a connection, no request is accepted. In ERR, all valid ones are.
+    // Without a connection, send requests are refused. In ERR, all valid requests are accepted.
     struct ibv_send_wr send = {.sg_list = sge, .opcode = IBV_WR_SEND, .num_sge = 1}, *bad = NULL;
     RETURNS(EINVAL, ibv_post_send(qp, &send, &bad));
     FINE(bad != &send);
@@ -254,7 +254,7 @@ static void ids(void)
     MINUS(ENOSYS, rdma_set_option(id, RDMA_OPTION_ID, 77, &value, sizeof value));
     MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value, 77));
     MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, &value, sizeof value));
-    // Datagrams are not acknowledged.
+    // Datagrams are not acknowledged, so their IDs have no ACK timeout.
     struct rdma_cm_id *of_datagrams;
     MUST(!rdma_create_id(channel, &of_datagrams, NULL, RDMA_PS_UDP));
     MINUS(EINVAL, rdma_set_option(of_datagrams, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &value, 1));

@@ -1,17 +1,18 @@
-// Calls that the library carries out without the daemon, under fault rules: two connected RC QPs of
-// one process, of the first device that librdmacm uses. Each argument is a step, and each step
-// prints a line:
+// Calls that the library executes without the daemon, under fault rules, on two connected RC QPs of
+// one process. The device is the first one that librdmacm uses. Each argument is a step, and each
+// step prints a line:
 //
-//   post=OPCODES   posts a chain: w Write, r Read. The error number, and the number of *bad_wr
-//   wr=OPCODES     the same with ibv_wr_start and ibv_wr_complete
+//   post=OPCODES   posts a chain: w Write, r Read. The error number, and the index of *bad_wr
+//   wr=OPCODES     the same with ibv_wr_start and ibv_wr_complete: the error number
 //   bind           binds a memory window
 //   recv=N, srq=N  posts a chain of receives
 //   wc=N           waits for completions of the send CQ: their wr_ids, counted over all steps
-//   poll, next     polls the empty send CQ: the result and errno
+//   poll, next     polls the empty send CQ by ibv_poll_cq (the result and errno) or ibv_start_poll
 //   notify         arms the receive CQ, which has a channel, and the send CQ, which has none
-//   fork           polls in a child
+//   fork           polls in a child: the error number
 //   ah, port, pkey creates an address handle, or queries
 //   addr, route    resolves an address or a route: the error number, or the event and its status
+//   sync           resolves an address with a synchronous id: the error number
 //   input          prints the numbers of QP, send CQ and PD, and waits for a line
 
 #include "refusals.h"
@@ -100,7 +101,7 @@ static void disconnect(void)
     check(!ibv_dereg_mr(mr) && !ibv_destroy_srq(srq));
     check(!ibv_destroy_cq(send_cq) && !ibv_destroy_cq(recv_cq));
     check(!ibv_destroy_comp_channel(channel));
-    // Events of the ended connection may be left.
+    // Events of the ended connection may be pending.
     check(!rdma_destroy_id(active) && !rdma_destroy_id(passive));
 }
 
@@ -187,7 +188,7 @@ static void complete(int count)
     puts("");
 }
 
-// Begins a call and prints its result: 0 or the error number.
+// Executes a call and prints its result: 0 or the error number.
 #define SHOW(name, failed, call)                                                                    \
     do {                                                                                            \
         begin_call();                                                                               \
@@ -223,7 +224,7 @@ static void create_ah(void)
         check(!ibv_destroy_ah(ah));
 }
 
-// Waits for the event of a call that has not failed, and prints it.
+// Prints the error number of a failed call, or waits for the event of the call and prints it.
 static void outcome(const char *call, int failed, int number)
 {
     if (failed) {
@@ -238,7 +239,7 @@ static void outcome(const char *call, int failed, int number)
     check(!rdma_ack_cm_event(event));
 }
 
-// Resolves an address twice on the same id, so that a failure leaves it usable.
+// Resolves an address twice on the same id, because a failed call must leave the id usable.
 static void resolve_address(void)
 {
     struct rdma_cm_id *id = new_id();

@@ -5,14 +5,14 @@
 //   accept, answer  accepts the request of the last event, the second with private data
 //   event           prints the next event with its status and private data
 //   hold            prints the next event, and keeps it without acknowledging it
-//   ack             prints the private data of the first event that is kept, and acknowledges it
+//   ack             prints the oldest event that is kept once more, and acknowledges it
 //   get             prints the error number of rdma_get_cm_event
 //   silent          checks that no event is pending
 //   send            posts a Send
 //   wc, receive     prints the status of the next completion of a Send or receive
 //   async           prints the number of the next asynchronous event
 //   disconnect      ends the connection
-//   input           prints "ready" and waits for a line from standard input, or its end
+//   input           prints "ready" and waits for a line or the end of standard input
 
 #include <poll.h>
 

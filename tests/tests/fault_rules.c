@@ -39,7 +39,7 @@ static void connect_to_each_other(void)
     union ibv_gid gid;
     MUST(!ibv_query_gid(context, 1, 0, &gid));
     // Half a second of retries, and 0.64 ms for each RNR NAK.
-    struct patience p = {.timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
+    struct retries p = {.timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
     if (getenv("RNR_RETRY"))
         p.rnr_retry = atoi(getenv("RNR_RETRY"));
     for (int n = 0; n < 2; n++) {

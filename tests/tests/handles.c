@@ -133,7 +133,7 @@ static void ids(void)
     MINUS(ENOENT, rdma_create_qp(id, NULL, &(struct ibv_qp_init_attr){.qp_type = IBV_QPT_RC}));
     CHECK(rdma_get_src_port(id) == 0);
     MINUS(EINVAL, rdma_destroy_id(NULL));
-    // These return nothing.
+    // These calls return no error.
     rdma_destroy_qp(id);
     rdma_destroy_srq(id);
     rdma_destroy_ep(id);

@@ -1,5 +1,5 @@
 // Clients that connect, send one message and disconnect at once, and a server that counts the
-// messages that it has when it learns of the end of each connection. Arguments:
+// messages that have been received before the end of their connections. Arguments:
 //   server ADDRESS COUNT        prints "port PORT", then "received N"
 //   client ADDRESS COUNT PORT   prints "sent"
 // ADDRESS is an IPv4 address of the server.
@@ -71,7 +71,7 @@ static void call(uint32_t ip, uint16_t port)
     expect(events, RDMA_CM_EVENT_ESTABLISHED);
     check(!rdma_post_send(id, NULL, message, sizeof message, mr, 0));
     check(!rdma_disconnect(id));
-    // Done or flushed: an adapter may not have the acknowledgement yet.
+    // Success or flushed: the adapter may not have received the acknowledgement yet.
     struct ibv_wc wc;
     check(rdma_get_send_comp(id, &wc) == 1);
     check(wc.status == IBV_WC_SUCCESS || wc.status == IBV_WC_WR_FLUSH_ERR);

@@ -1,6 +1,6 @@
-// Checks what a requester sees when its peer leaves under traffic: the peer's process is killed or
-// exits, or destroys its QPs and deregisters its memory. The command line names the way to leave.
-// Prints "done" on success.
+// Checks the completions of a requester whose peer leaves under traffic: the peer's process is
+// killed ("kill"), exits ("exit"), or destroys its QPs and deregisters its memory (any other
+// argument). Prints "done" on success.
 
 #include "refusals.h"
 #include "rc_qps.h"
@@ -48,7 +48,7 @@ static void open_all(struct address *own)
 
 static void connect_all(const struct address *peer)
 {
-    struct patience p = {.timeout = 10, .retry_cnt = 1, .rnr_retry = 7, .min_rnr_timer = 1};
+    struct retries p = {.timeout = 10, .retry_cnt = 1, .rnr_retry = 7, .min_rnr_timer = 1};
     for (int n = 0; n < QPS; n++)
         connect_rc(qp[n], peer->gid, peer->qp[n], p);
 }
@@ -125,7 +125,7 @@ static void respond(const char *way, int under_way)
             receive_one(n);
     struct ibv_wc wc;
     char c;
-    // The pipe does not block.
+    // Reading from the pipe does not block.
     while (read(under_way, &c, 1) != 1)
         if (ibv_poll_cq(cq, 1, &wc) == 1) {
             MUST(wc.status == IBV_WC_SUCCESS);

@@ -19,7 +19,7 @@ char *__realpath_chk(const char *path, char *to, size_t room);
 ssize_t __readlink_chk(const char *path, char *to, size_t size, size_t room);
 
 // Returns true if the descriptor refers to the file with the node type of rnicd1.
-static int says_ca(int fd)
+static int is_ca(int fd)
 {
     char text[16] = "";
     ssize_t n = read(fd, text, sizeof text - 1);
@@ -27,13 +27,13 @@ static int says_ca(int fd)
     return n > 0 && !strcmp(text, "1: CA\n");
 }
 
-static int file_says_ca(FILE *file)
+static int is_ca_file(FILE *file)
 {
     char text[16] = "";
-    int said = file && fgets(text, sizeof text, file) && !strcmp(text, "1: CA\n");
+    int matches = file && fgets(text, sizeof text, file) && !strcmp(text, "1: CA\n");
     if (file)
         fclose(file);
-    return said;
+    return matches;
 }
 
 static int ends_in(const char *path, const char *end)
@@ -45,14 +45,14 @@ static int ends_in(const char *path, const char *end)
 static void opens(void)
 {
     int at = AT_FDCWD;
-    CHECK(says_ca(open(TYPE, O_RDONLY)) && says_ca(open64(TYPE, O_RDONLY)));
-    CHECK(says_ca(openat(at, TYPE, O_RDONLY)) && says_ca(openat64(at, TYPE, O_RDONLY)));
-    CHECK(says_ca(__open_2(TYPE, O_RDONLY)) && says_ca(__open64_2(TYPE, O_RDONLY)));
-    CHECK(says_ca(__openat_2(at, TYPE, O_RDONLY)) && says_ca(__openat64_2(at, TYPE, O_RDONLY)));
-    CHECK(file_says_ca(fopen(TYPE, "r")) && file_says_ca(fopen64(TYPE, "r")));
+    CHECK(is_ca(open(TYPE, O_RDONLY)) && is_ca(open64(TYPE, O_RDONLY)));
+    CHECK(is_ca(openat(at, TYPE, O_RDONLY)) && is_ca(openat64(at, TYPE, O_RDONLY)));
+    CHECK(is_ca(__open_2(TYPE, O_RDONLY)) && is_ca(__open64_2(TYPE, O_RDONLY)));
+    CHECK(is_ca(__openat_2(at, TYPE, O_RDONLY)) && is_ca(__openat64_2(at, TYPE, O_RDONLY)));
+    CHECK(is_ca_file(fopen(TYPE, "r")) && is_ca_file(fopen64(TYPE, "r")));
     // Relative to a folder of the tree.
     int folder = open(FOLDER "/rnicd1", O_RDONLY | O_DIRECTORY);
-    CHECK(folder >= 0 && says_ca(openat(folder, "node_type", O_RDONLY)));
+    CHECK(folder >= 0 && is_ca(openat(folder, "node_type", O_RDONLY)));
     close(folder);
     CHECK(open(FOLDER "/rnicd7/node_type", O_RDONLY) == -1 && errno == ENOENT);
     CHECK(fopen(DEVICE "x", "r") == NULL && errno == ENOENT);
@@ -106,7 +106,7 @@ static void links(void)
     char *name = canonicalize_file_name(FOLDER "/rnicd1/device");
     CHECK(ends_in(name, "/devices/rnicd/rnicd1"));
     free(name);
-    // So does the target of the link, appended to its folder.
+    // The path to which the links lead can be used as well.
     CHECK(access("/sys/devices/rnicd/rnicd1/numa_node", R_OK) == 0);
 }
 

@@ -40,8 +40,8 @@ static struct ibv_qp_init_attr wants(struct ibv_cq *cq, struct ibv_srq *srq)
     return wanted;
 }
 
-// Moves a RoCE QP to RTS, with itself or another QP as its peer.
-static void wired(struct ibv_qp *qp, uint32_t peer)
+// Moves a RoCE QP to RTS, with QP `peer` of this device as its peer.
+static void to_rts(struct ibv_qp *qp, uint32_t peer)
 {
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1};
     a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -84,7 +84,7 @@ static void states(void)
     struct ibv_qp_init_attr wanted = wants(cq, NULL), init;
     struct ibv_qp *qp = ibv_create_qp(pd, &wanted);
     MUST(qp != NULL);
-    wired(qp, qp->qp_num);
+    to_rts(qp, qp->qp_num);
     struct ibv_qp_attr a;
     qp->state = IBV_QPS_SQE;
     CHECK(ibv_query_qp(qp, &a, IBV_QP_AV | IBV_QP_DEST_QPN, &init) == 0);
@@ -126,7 +126,7 @@ static void lengths(void)
     wanted.cap.max_inline_data = 64;
     struct ibv_qp *qp = ibv_create_qp(pd, &wanted);
     MUST(qp != NULL && mr != NULL);
-    wired(qp, qp->qp_num);
+    to_rts(qp, qp->qp_num);
     const struct {
         enum ibv_wr_opcode opcode;
         uint32_t length;
@@ -187,7 +187,7 @@ static void counts(void)
     struct ibv_qp_init_attr wanted = wants(cq, srq);
     struct ibv_qp *qp = ibv_create_qp(pd, &wanted);
     MUST(qp != NULL);
-    wired(qp, qp->qp_num);
+    to_rts(qp, qp->qp_num);
     struct ibv_sge sge = {(uintptr_t)memory, 8, mr->lkey};
     struct ibv_recv_wr receive = {.sg_list = &sge, .num_sge = 1}, *bad_receive;
     struct ibv_srq_attr limit = {.srq_limit = 1};
@@ -201,7 +201,7 @@ static void counts(void)
     CHECK(found == cq && cq->comp_events_completed == 0);
     ibv_ack_cq_events(cq, 1);
     CHECK(cq->comp_events_completed == 1);
-    // More than were delivered: programs with their own counters do that.
+    // Programs with their own counters may acknowledge more events than were delivered.
     ibv_ack_cq_events(cq, 4);
     CHECK(cq->comp_events_completed == 5);
     // The SRQ is below its limit.
@@ -244,14 +244,13 @@ static void reregistered(void)
     closes();
 }
 
-// Objects in the number and size that ibv_query_device(3) reports can be created.
+// Objects up to the numbers and sizes that ibv_query_device(3) reports can be created.
 static void maxima(enum ibv_transport_type transport)
 {
     static char memory[8];
     opens(transport);
-    int inbound = device.max_cqe;
-    struct ibv_cq *cq = ibv_create_cq(context, inbound, NULL, NULL, 0);
-    MUST(cq != NULL && cq->cqe >= inbound);
+    struct ibv_cq *cq = ibv_create_cq(context, device.max_cqe, NULL, NULL, 0);
+    MUST(cq != NULL && cq->cqe >= device.max_cqe);
     struct ibv_qp_init_attr wanted = wants(cq, NULL);
     wanted.cap = (struct ibv_qp_cap){device.max_qp_wr, device.max_qp_wr, device.max_sge,
                                      device.max_sge, 0};
@@ -311,7 +310,7 @@ static void maxima(enum ibv_transport_type transport)
 }
 
 // A QP of the iWARP device gets a peer by a connection, not by ibv_modify_qp().
-static void by_hand(void)
+static void iwarp_states(void)
 {
     opens(IBV_TRANSPORT_IWARP);
     struct ibv_cq *cq = ibv_create_cq(context, DEPTH, NULL, NULL, 0);
@@ -333,7 +332,7 @@ static void by_hand(void)
     a.dest_qp_num = qp->qp_num;
     RETURNS(EINVAL, ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
     CHECK(qp->state == IBV_QPS_INIT);
-    // rdma_init_qp_attr() tells the program how to move a QP for the id's connection.
+    // rdma_init_qp_attr() returns the attributes that move a QP for the id's connection.
     struct rdma_cm_id *id;
     int mask;
     struct sockaddr_in there = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -341,7 +340,7 @@ static void by_hand(void)
     MUST(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&there, 1000));
     MUST(!rdma_init_qp_attr(id, &a, &mask));
     FINE(ibv_modify_qp(qp, &a, mask));
-    // Its attributes are valid for one QP and for all steps of that QP.
+    // The attributes are valid for one QP, and for all its steps.
     struct ibv_qp *other = ibv_create_qp(pd, &wanted);
     MUST(other != NULL);
     RETURNS(EINVAL, ibv_modify_qp(other, &a, mask));
@@ -352,7 +351,7 @@ static void by_hand(void)
     FINE(ibv_modify_qp(qp, &a, mask));
     CHECK(qp->state == IBV_QPS_RTS && ibv_destroy_qp(other) == 0);
     FINE(rdma_destroy_id(id));
-    // In ERR each request is flushed, the waiting one and the new one.
+    // In ERR, the waiting receive and the new Send are flushed.
     a.qp_state = IBV_QPS_ERR;
     FINE(ibv_modify_qp(qp, &a, IBV_QP_STATE));
     FINE(ibv_post_send(qp, &send, &bad_send));
@@ -423,7 +422,7 @@ static void built(void)
     with.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ;
     struct ibv_qp *qp = ibv_create_qp_ex(context, &with);
     MUST(mr != NULL && qp != NULL);
-    wired(qp, qp->qp_num);
+    to_rts(qp, qp->qp_num);
     ex = ibv_qp_to_qp_ex(qp);
     struct ibv_sge several[] = {{(uintptr_t)memory, 8, mr->lkey}, {(uintptr_t)memory, 8, mr->lkey}};
     for (int n = 0; n < 3; n++) {
@@ -456,7 +455,7 @@ static void built(void)
     closes();
 }
 
-// A CQ keeps entries for completions that are not polled.
+// A CQ cannot become smaller than the number of its unpolled completions.
 static void resized(void)
 {
     opens(IBV_TRANSPORT_IB);
@@ -465,7 +464,7 @@ static void resized(void)
     struct ibv_qp_init_attr wanted = wants(cq, NULL);
     struct ibv_qp *qp = ibv_create_qp(pd, &wanted);
     MUST(qp != NULL);
-    wired(qp, qp->qp_num);
+    to_rts(qp, qp->qp_num);
     for (int n = 0; n < 3; n++) {
         struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED}, *bad;
         void *program;
@@ -529,8 +528,8 @@ int main(int argc, char **argv)
     else if (!strcmp(part, "maxima")) {
         maxima(IBV_TRANSPORT_IB);
         maxima(IBV_TRANSPORT_IWARP);
-    } else if (!strcmp(part, "by hand"))
-        by_hand();
+    } else if (!strcmp(part, "iWARP states"))
+        iwarp_states();
     else if (!strcmp(part, "named"))
         named();
     else if (!strcmp(part, "built"))

@@ -47,7 +47,7 @@ fn device_maxima_are_usable() {
 
 #[test]
 fn iwarp_qps_cannot_move_to_rtr() {
-    run("by hand", "");
+    run("iWARP states", "");
 }
 
 #[test]

@@ -10,15 +10,15 @@
 
 static int wrong;
 
-static void check(int is_so, const char *what)
+static void check(int holds, const char *what)
 {
-    if (!is_so) {
+    if (!holds) {
         printf("failed: %s\n", what);
         wrong++;
     }
 }
 
-static int says(const char *path, const char *expected)
+static int contains(const char *path, const char *expected)
 {
     char text[64] = "";
     int fd = open(path, O_RDONLY);
@@ -44,21 +44,22 @@ int main(void)
     check(has("/sys/class", "infiniband"), "infiniband is in /sys/class");
     check(lstat("/sys/class/infiniband", &found) == 0 && S_ISDIR(found.st_mode),
           "infiniband is a folder");
-    check(has("/sys/class/infiniband", "rnicd0"), "rnicd0 is in it");
-    check(says("/sys/class/infiniband/rnicd1/node_type", "1: CA\n"), "the type of rnicd1");
-    check(says("/sys/class/infiniband_verbs/uverbs1/ibdev", "rnicd1\n"),
+    check(has("/sys/class/infiniband", "rnicd0"), "rnicd0 is in /sys/class/infiniband");
+    check(contains("/sys/class/infiniband/rnicd1/node_type", "1: CA\n"), "rnicd1 is a CA");
+    check(contains("/sys/class/infiniband_verbs/uverbs1/ibdev", "rnicd1\n"),
           "uverbs1 belongs to rnicd1");
-    check(says("/sys/class/infiniband_verbs/abi_version", "6\n"), "a file beside the links");
-    check(access("/sys/devices/rnicd/rnicd1/numa_node", R_OK) == 0, "the place of the device");
+    check(contains("/sys/class/infiniband_verbs/abi_version", "6\n"),
+          "abi_version is next to the links");
+    check(access("/sys/devices/rnicd/rnicd1/numa_node", R_OK) == 0, "rnicd1 is in /sys/devices");
     check(has("/dev/infiniband", "uverbs1"), "uverbs1 is in /dev/infiniband");
     check(access("/dev/infiniband/uverbs1", R_OK | W_OK) == 0, "uverbs1 may be read and written");
     check(stat("/dev/infiniband/uverbs1", &found) == 0 && S_ISCHR(found.st_mode),
           "uverbs1 is a device");
-    check(says("/sys/class/net/lo/ifindex", "1\n"), "the kernel's other files are there");
-    check(has("/sys/devices/system/cpu", "cpu0"), "the kernel's devices are there");
+    check(contains("/sys/class/net/lo/ifindex", "1\n"), "the kernel's classes remain in /sys");
+    check(has("/sys/devices/system/cpu", "cpu0"), "the kernel's devices remain in /sys");
     int null = open("/dev/null", O_WRONLY);
-    check(null >= 0 && write(null, "x", 1) == 1, "/dev/null takes anything");
-    check(open("/dev/new", O_WRONLY | O_CREAT, 0600) < 0, "no file can be created there");
+    check(null >= 0 && write(null, "x", 1) == 1, "/dev/null is writable");
+    check(open("/dev/new", O_WRONLY | O_CREAT, 0600) < 0, "no file can be created in /dev");
     if (!wrong)
         puts("done");
     return wrong != 0;

@@ -1,7 +1,8 @@
 // Programs that rely on more than the standards promise, with two ends of an RC connection in one
 // process. The command line names the part to run, which prints "done", or "broken" if the order of
-// memory accesses broke it. It may also contain the hold time of the rule in milliseconds: a round
-// that passed after half of it had no chance to break, so the program prints "late" instead.
+// memory accesses broke it. A second argument is the hold time of the rule in milliseconds. If the
+// accesses of a round end after half of that time, the round proves nothing, and the program prints
+// "late" instead.
 
 #include "refusals.h"
 #include "rc_qps.h"
@@ -87,15 +88,15 @@ static int64_t milliseconds(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-// Called after the accesses of a round that must precede the end of the hold time. The time of the
-// daemon's worker may be older than the request, hence the half.
+// Called after the accesses of a round, which must precede the end of the hold time. The worker
+// may have read its clock before the request arrived, hence only half of the time.
 static void accessed(void)
 {
     is_late = hold != 0 && milliseconds() - began > hold / 2;
 }
 
-// Lets the responder begin with the request posted last. Empty Writes of another pair of QPs, which
-// no rule holds, pass through the same worker one after the other.
+// Waits until the responder has begun the request posted last: empty Writes of another pair of QPs,
+// which no rule holds, pass through the same worker one after the other.
 static void let_begin(void)
 {
     for (int n = 0; n < PROBES; n++) {
@@ -184,7 +185,7 @@ int main(int argc, char **argv)
     struct end *ends[] = {&near, &far, &probe, &answering};
     for (int n = 0; n < 4; n++)
         make(ends[n]);
-    struct patience p = {.timeout = 20, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
+    struct retries p = {.timeout = 20, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12};
     for (int n = 0; n < 4; n++)
         connect_rc(ends[n]->qp, gid, ends[n ^ 1]->qp->qp_num, p);
     hold = argc < 3 ? 0 : atoi(argv[2]);

@@ -172,7 +172,7 @@ static int older(void)
            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-// An interposed function leaves the message of a failed dlopen(3), even at its first call.
+// An interposed function keeps the message of a failed dlopen(3), even at its first call.
 static int error(void)
 {
     FILE *open = dlopen("/nonexistent/library.so", RTLD_NOW) ? NULL : fopen("/dev/null", "r");
@@ -206,14 +206,14 @@ int main(int words, char **word)
         for (int bars = 0; bars < 2; bars++) {
             char *end = bars ? barred : gone;
             const char *kind = bars ? "runs into a barred page" : "runs into nothing";
-            // Cut at the end of the page: in the prefix, after it, and after its slash.
+            // Paths that the end of the page cuts in the prefix, after it, or after its slash.
             static const char *const cut[] = {"/", "/sys/class/inf", "/sys/class/infiniband",
                                               "/sys/class/infiniband/x", "/dev/infiniband/", "/tmp"};
             for (size_t c = 0; c < sizeof cut / sizeof *cut; c++) {
                 memcpy(end - strlen(cut[c]), cut[c], strlen(cut[c]));
                 report(f, kind, end - strlen(cut[c]));
             }
-            // This path ends with its page.
+            // A whole path, whose last byte is the last one of the page.
             memcpy(end - 6, "/none", 6);
             report(f, "ends with its page", end - 6);
         }

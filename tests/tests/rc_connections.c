@@ -78,7 +78,7 @@ static enum ibv_qp_state state(struct ibv_qp *qp)
     return attributes(qp).qp_state;
 }
 
-// Creates a QP on the ID, which can receive at once.
+// Creates a QP on the ID. The QP can receive at once.
 static void has_qp_of(struct rdma_cm_id *id, enum ibv_qp_type type)
 {
     struct ibv_qp_init_attr attr = wanted(type);
@@ -269,7 +269,7 @@ static void qp_types(void)
     destroy(listener);
 }
 
-// Moves a QP with the attributes that the ID returns, after checking which they are.
+// Moves a QP with the attributes that the ID returns, after checking their mask.
 static struct ibv_qp_attr moves(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state to,
                                 int mask)
 {
@@ -295,8 +295,8 @@ struct psns {
     uint32_t receives, sends;
 };
 
-// Moves a QP that the program owns to RTS, and checks the attributes. The peer has this QP, sends
-// at most `inbound` Reads, and takes at most `outbound`.
+// Moves a QP that the program owns to RTS, and checks the attributes. The peer's QP has the number
+// `peer`, sends at most `inbound` Reads, and accepts at most `outbound`.
 static struct psns becomes_ready(struct rdma_cm_id *id, struct ibv_qp *qp, uint32_t peer,
                                  uint8_t inbound, uint8_t outbound, uint8_t rnr_retry)
 {
@@ -359,8 +359,8 @@ static void sends_own(struct own *own, int from)
     }
 }
 
-// The program creates, moves and confirms the QPs itself. Numbers of Reads, which are swapped for
-// the peer, and retry counts arrive as given.
+// The program creates and moves the QPs itself, and confirms the connection. The numbers of Reads,
+// which are swapped for the peer, and the retry counts arrive unchanged.
 static void own_qp(void)
 {
     struct rdma_cm_id *listener = listening(), *active = resolved(listener);
@@ -429,7 +429,7 @@ static void parameters(void)
     struct rdma_cm_id *listener = listening(), *active = resolved(listener);
     has_qp(active);
     struct rdma_conn_param param = {.responder_resources = 3, .initiator_depth = 5};
-    // The QP of the ID precedes these.
+    // Ignored, because the ID has a QP.
     param.qp_num = 7;
     param.srq = 1;
     // Above the maximum of 7.
@@ -459,7 +459,7 @@ static void parameters(void)
     check(of.rq_psn == attributes(active->qp).sq_psn);
     destroy(active);
     destroy(passive);
-    // Without parameters, an end takes as many Reads as it can. Without Reads from the peer, the
+    // Without parameters, an end accepts as many Reads as it can. If an end accepts no Reads, its
     // peer may only write.
     active = resolved(listener);
     has_qp(active);
@@ -473,7 +473,7 @@ static void parameters(void)
     check(attributes(passive->qp).qp_access_flags == ALL);
     check(attributes(passive->qp).max_dest_rd_atomic == 1);
     check(attributes(passive->qp).max_rd_atomic == 0);
-    // More than the device has.
+    // More than the device supports.
     struct ibv_device_attr device;
     check(!ibv_query_device(active->verbs, &device));
     struct rdma_cm_id *greedy = resolved(listener);
@@ -486,7 +486,7 @@ static void parameters(void)
     destroy(listener);
 }
 
-// Fetches REJECTED of an ID, whose QP is in ERR then, and destroys the ID.
+// Fetches REJECTED of an ID, checks that its QP is in ERR, and destroys the ID.
 static void is_rejected(struct rdma_cm_id *active, int reason, const char *private_data)
 {
     struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_REJECTED);
@@ -538,7 +538,7 @@ static void no_listener(void)
     is_rejected(active, NO_LISTENER, "");
 }
 
-// A message carries its maximum of private data. Above that, the call fails and changes nothing.
+// A message can carry its maximum of private data. With more, the call fails and changes nothing.
 static void private_data(void)
 {
     static char data[256];
@@ -607,7 +607,7 @@ static void srq(void)
     destroy(listener);
 }
 
-// The program names UD QPs, as UCX does, whose QPs belong to the program alone.
+// Like UCX, the program names UD QPs of its own.
 static void ud_qp(void)
 {
     struct rdma_cm_id *listener = listening(), *active = resolved(listener);

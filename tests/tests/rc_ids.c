@@ -57,7 +57,7 @@ static struct rdma_cm_id *asks(uint32_t ip, uint16_t port)
     return id;
 }
 
-// Fetches the request, which came to this listener.
+// Fetches the next request, which must be for this listener.
 static struct rdma_cm_id *asked(struct rdma_cm_id *listener)
 {
     struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -108,12 +108,12 @@ static void options(void)
     }
     check(sets(id, 4, &yes, 4) == -1 && errno == ENOSYS);
     destroy(id);
-    // The timeout reaches the QP of the ID, and that of the peer is the default.
+    // The QP of the ID gets the timeout. The QP of the peer has the default.
     struct rdma_cm_id *listener = listening_at(INADDR_LOOPBACK, 0, 0);
     struct rdma_cm_id *active = found_at(INADDR_LOOPBACK, rdma_get_src_port(listener));
     check(!sets(active, RDMA_OPTION_ID_ACK_TIMEOUT, &byte, 1));
     check(!sets(active, RDMA_OPTION_ID_TOS, &byte, 1));
-    // A path of the program resolves the route.
+    // A path that the program sets resolves the route.
     struct ibv_path_data paths[2] = {{.flags = IBV_PATH_FLAG_GMP}};
     paths[1].flags = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL;
     paths[1].path.mtu = 2 << 6 | IBV_MTU_512;
@@ -158,7 +158,7 @@ static void moves(struct rdma_cm_id *id, enum rdma_cm_event_type pending)
     rdma_destroy_event_channel(new);
 }
 
-// Events that wait to be fetched follow their ID, in each state.
+// Pending events follow their ID to its new channel, in each state.
 static void migrated(void)
 {
     struct rdma_cm_id *listener = listening_at(INADDR_LOOPBACK, 0, 0);
@@ -171,7 +171,7 @@ static void migrated(void)
     moves(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
     has_qp(active);
     check(!rdma_connect(active, NULL));
-    // The request is rejected with its ID.
+    // Destroying the ID of the request rejects it.
     moves(listener, RDMA_CM_EVENT_CONNECT_REQUEST);
     moves(active, RDMA_CM_EVENT_REJECTED);
     destroy(active);
@@ -194,7 +194,7 @@ static void migrated(void)
     rdma_destroy_event_channel(other);
 }
 
-// Listeners of different addresses share a port. A wildcard address shares it with none.
+// Listeners at different addresses can share a port. A listener at a wildcard address cannot.
 static void listeners(void)
 {
     struct rdma_cm_id *one = listening_at(INADDR_LOOPBACK, 0, 0);
@@ -234,7 +234,7 @@ static void backlog(void)
         active[n] = asks(INADDR_LOOPBACK, port);
     struct rdma_cm_event *event = next(events, RDMA_CM_EVENT_REJECTED);
     check(event->id == active[2] && event->status == BY_PROGRAM && !rdma_ack_cm_event(event));
-    // One that is fetched and undecided makes room.
+    // A fetched request makes room, even while it is undecided.
     for (int n = 0; n < 3; n++) {
         event = next(of_listener, RDMA_CM_EVENT_CONNECT_REQUEST);
         passive[n] = event->id;
@@ -252,7 +252,7 @@ static void backlog(void)
     rdma_destroy_event_channel(of_listener);
 }
 
-// An ID has its source port from rdma_resolve_addr() on.
+// rdma_resolve_addr() gives an ID its source port.
 static void source_port(void)
 {
     struct rdma_cm_id *listener = listening_at(INADDR_LOOPBACK, 0, 0);
@@ -275,8 +275,8 @@ static void source_port(void)
     destroy(listener);
 }
 
-// The reserved source port of an ID may be that of a listener of another program. The ID then
-// connects from another port.
+// Another program may listen at the reserved source port of an ID. The ID then connects from
+// another port.
 static void taken_port(void)
 {
     static const enum rdma_port_space spaces[] = {RDMA_PS_TCP, RDMA_PS_UDP};
@@ -391,7 +391,7 @@ static void af_ib(void)
     check(status_of(events, RDMA_CM_EVENT_REJECTED) == BY_PROGRAM);
     destroy(active);
     destroy(listener);
-    // A wildcard GID serves both families.
+    // A listener at the wildcard GID serves both families.
     listener = new_id();
     memset(&none.sib_addr, 0, sizeof none.sib_addr);
     check(!rdma_bind_addr(listener, (struct sockaddr *)&none) && !rdma_listen(listener, 0));
@@ -402,7 +402,7 @@ static void af_ib(void)
     destroy(listener);
 }
 
-// Lookups with hints for AF_IB.
+// rdma_getaddrinfo() with hints for AF_IB.
 static void af_ib_lookup(void)
 {
     struct rdma_addrinfo hints = {.ai_family = AF_IB, .ai_port_space = RDMA_PS_IB}, *found;
@@ -413,7 +413,7 @@ static void af_ib_lookup(void)
     check(!found->ai_src_addr);
     is_ib(found->ai_dst_addr, RDMA_PS_IB, htobe16(7471));
     rdma_freeaddrinfo(found);
-    // Without a port, any port of the port space.
+    // Without a service, the address stands for any port of the port space.
     hints.ai_flags |= RAI_PASSIVE;
     check(!rdma_getaddrinfo("127.0.0.1", NULL, &hints, &found));
     check(found->ai_src_len == sizeof(struct sockaddr_ib) && !found->ai_dst_addr);
@@ -432,14 +432,14 @@ static void af_ib_lookup(void)
     check(!memcmp(copy->ai_dst_addr, known.ai_dst_addr, known.ai_dst_len));
     rdma_freeaddrinfo(copy);
     rdma_freeaddrinfo(found);
-    // A name has IP addresses.
+    // A host name resolves to IP addresses only.
     hints.ai_flags = RAI_FAMILY;
     check(!rdma_getaddrinfo("localhost", "7471", &hints, &found));
     check(found->ai_family == AF_INET || found->ai_family == AF_INET6);
     rdma_freeaddrinfo(found);
 }
 
-// A message of the peer's QP stands for a lost confirmation.
+// A message from the peer's QP, reported by rdma_notify(), replaces a lost confirmation.
 static void notified(void)
 {
     struct rdma_cm_id *listener = listening_at(INADDR_LOOPBACK, 0, 0);
@@ -482,7 +482,7 @@ static void unreachable(void)
     destroy(active);
 }
 
-// The daemon ends.
+// Every ID gets DEVICE_REMOVAL when the daemon ends.
 static void removed(void)
 {
     struct rdma_cm_id *listener = listening_at(INADDR_LOOPBACK, 0, 0);
@@ -497,7 +497,7 @@ static void removed(void)
     struct rdma_cm_id *undecided = asked(listener);
     puts("ready");
     fflush(stdout);
-    // What each ID sees before DEVICE_REMOVAL, if anything.
+    // Event of each ID before DEVICE_REMOVAL, or -1.
     const int before[5] = {-1, RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_DISCONNECTED, -1,
                            RDMA_CM_EVENT_CONNECT_ERROR};
     int seen[5] = {-1, -1, -1, -1, -1};

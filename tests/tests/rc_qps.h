@@ -8,7 +8,7 @@ enum {
 };
 
 // Time limits of a QP; see ibv_modify_qp(3).
-struct patience {
+struct retries {
     uint8_t timeout, retry_cnt, rnr_retry, min_rnr_timer;
 };
 
@@ -41,7 +41,7 @@ static struct ibv_qp *create_rc(struct ibv_pd *pd, struct ibv_cq *cq, int depth)
 }
 
 // Moves a QP from INIT to RTS, with QP `number` at `gid` as its peer.
-static void connect_rc(struct ibv_qp *qp, union ibv_gid gid, uint32_t number, struct patience p)
+static void connect_rc(struct ibv_qp *qp, union ibv_gid gid, uint32_t number, struct retries p)
 {
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024};
     a.dest_qp_num = number;

@@ -15,7 +15,7 @@
         }                                                                                           \
     } while (0)
 
-// Waits for the next event, which must be of this type.
+// Returns the next event, which must be of this type. Waits for it.
 static inline struct rdma_cm_event *next(struct rdma_event_channel *channel,
                                          enum rdma_cm_event_type kind)
 {

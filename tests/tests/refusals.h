@@ -14,7 +14,7 @@ static int wrong;
 // Offset of the next reason in the file to which standard error goes; -1 without RNIC_LOG.
 static off_t reasons = -1;
 
-// Redirects standard error to a file, so that reasons can be found.
+// Redirects standard error to a file, so that has_reason() can read it.
 __attribute__((unused)) static void read_reasons(void)
 {
     if (!getenv("RNIC_LOG"))
@@ -35,7 +35,7 @@ __attribute__((unused)) static void begin_call(void)
     errno = 0;
 }
 
-// Returns whether a text contains a reason: a line that begins with the name of a function.
+// Returns true if a text contains a reason: a line that begins with the name of a function.
 __attribute__((unused)) static int names_function(const char *text)
 {
     for (const char *end; (end = strchr(text, '\n')); text = end + 1) {
@@ -45,7 +45,7 @@ __attribute__((unused)) static int names_function(const char *text)
     return 0;
 }
 
-// Requires a reason for the last call, with the name of the function. EAGAIN is not a refusal.
+// Requires a logged reason for the last call. EAGAIN is not a refusal.
 __attribute__((unused)) static void has_reason(int line, const char *call, int number)
 {
     char text[512] = "";
@@ -77,19 +77,19 @@ __attribute__((unused)) static void fails(int line, const char *check)
 #define RETURNS(number, call)                                                                       \
     do {                                                                                            \
         begin_call();                                                                               \
-        int said = (call);                                                                          \
-        if (said != (number))                                                                       \
-            differs(__LINE__, #call, number, said);                                                 \
-        else if (said != 0)                                                                         \
-            has_reason(__LINE__, #call, said);                                                      \
+        int result = (call);                                                                        \
+        if (result != (number))                                                                     \
+            differs(__LINE__, #call, number, result);                                               \
+        else if (result != 0)                                                                       \
+            has_reason(__LINE__, #call, result);                                                    \
     } while (0)
 
 // A call that is refused by an inline function of the C headers.
 #define HEADER_RETURNS(number, call)                                                                \
     do {                                                                                            \
-        int said = (call);                                                                          \
-        if (said != (number))                                                                       \
-            differs(__LINE__, #call, number, said);                                                 \
+        int result = (call);                                                                        \
+        if (result != (number))                                                                     \
+            differs(__LINE__, #call, number, result);                                               \
     } while (0)
 
 // A call that returns a special value on failure and sets errno.
@@ -97,18 +97,18 @@ __attribute__((unused)) static void fails(int line, const char *check)
     do {                                                                                            \
         begin_call();                                                                               \
         int has_failed = (call) == (failed);                                                        \
-        int said = errno;                                                                           \
-        if (!has_failed || said != (number))                                                        \
-            differs(__LINE__, #call, number, has_failed ? said : 0);                                \
+        int error = errno;                                                                          \
+        if (!has_failed || error != (number))                                                       \
+            differs(__LINE__, #call, number, has_failed ? error : 0);                               \
         else                                                                                        \
-            has_reason(__LINE__, #call, said);                                                      \
+            has_reason(__LINE__, #call, error);                                                     \
     } while (0)
 
 #define MINUS(number, call) SETS(number, -1, call)
 #define NONE(number, call) SETS(number, NULL, call)
 #define FINE(call) RETURNS(0, call)
 
-// Must hold. A refused call in it must have a reason.
+// Reports a condition that does not hold. A refused call in the condition must have a reason.
 #define CHECK(what)                                                                                 \
     do {                                                                                            \
         begin_call();                                                                               \
@@ -119,7 +119,7 @@ __attribute__((unused)) static void fails(int line, const char *check)
             has_reason(__LINE__, #what, errno);                                                     \
     } while (0)
 
-// Must hold, otherwise the program cannot continue.
+// Ends the program if a condition does not hold.
 #define MUST(what)                                                                                  \
     do {                                                                                            \
         begin_call();                                                                               \

@@ -1,5 +1,5 @@
-# Registers memory through the C API and forks workers next to it. Each worker writes to its copy of
-# the memory and opens the device itself.
+# Registers memory through the C API, and then forks workers. Each worker writes to its copy of the
+# memory and opens the device itself.
 
 import ctypes
 import mmap
@@ -41,6 +41,6 @@ if __name__ == "__main__":
     shared[:LENGTH] = b"\x07" * LENGTH
     register(domain(), shared)
     with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as pool:
-        assert all(pool.map(work, range(20, 26), chunksize=1)), "a worker saw something else"
-    assert shared[:LENGTH] == b"\x07" * LENGTH, "a worker wrote into its parent"
+        assert all(pool.map(work, range(20, 26), chunksize=1)), "a worker has other memory contents"
+    assert shared[:LENGTH] == b"\x07" * LENGTH, "a worker changed its parent's memory"
     print("done")

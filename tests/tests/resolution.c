@@ -9,7 +9,6 @@
 
 enum { QKEY = 0x01234567, GRH = 40 };
 
-
 static struct rdma_cm_id *new_id(void)
 {
     struct rdma_cm_id *id;
@@ -54,16 +53,16 @@ static struct ibv_qp_init_attr wanted(enum ibv_qp_type type)
     return wanted;
 }
 
-// Creates a QP on the ID, which can be used at once.
+// Creates a QP on the ID. The QP can be used at once.
 static void has_qp(struct rdma_cm_id *id)
 {
     struct ibv_qp_init_attr other = wanted(IBV_QPT_RC), attr = wanted(IBV_QPT_UD);
     check(rdma_create_qp(id, NULL, &other) == -1 && errno == EINVAL && !id->qp);
     check(!rdma_create_qp(id, NULL, &attr));
     check(id->qp->state == IBV_QPS_RTS);
-    struct ibv_qp_attr says;
-    check(!ibv_query_qp(id->qp, &says, IBV_QP_QKEY, &attr));
-    check(says.qp_state == IBV_QPS_RTS && says.qkey == QKEY);
+    struct ibv_qp_attr found;
+    check(!ibv_query_qp(id->qp, &found, IBV_QP_QKEY, &attr));
+    check(found.qp_state == IBV_QPS_RTS && found.qkey == QKEY);
 }
 
 static void connects(struct rdma_cm_id *id, const char *private_data)
@@ -178,7 +177,7 @@ static void own_qp(void)
     check(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
 }
 
-// A lookup needs no QP: the ID has none, destroys its QP during the lookup, or names one that does
+// A lookup needs no QP: the ID has none, destroys its QP during the lookup, or names a QP that does
 // not exist.
 static void without_qp(void)
 {

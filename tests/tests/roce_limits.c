@@ -1,6 +1,6 @@
-// Creates objects up to the maxima that the first device shows, and one more of each, which must
-// fail: with the error number in the environment (QPs, CQs, ...), or ENOMEM. Prints "done" on
-// success.
+// Creates objects up to the maxima that the first device reports, and one more of each, which must
+// fail. The expected error number is in the environment variable named after the kind (QPs, CQs,
+// ...), and otherwise ENOMEM. Prints "done" on success.
 
 #include "refusals.h"
 #include <infiniband/verbs.h>
@@ -48,7 +48,8 @@ static void *one_ah(void)
     return ibv_create_ah(pd, &to);
 }
 
-// Creates `most` objects less `used`, and one more. The objects are destroyed with their context.
+// Creates `most` minus `used` objects, and one more, which must fail. The objects are destroyed
+// with their context.
 static void fill(const char *name, int most, int used, void *(*one)(void))
 {
     int number = getenv(name) ? atoi(getenv(name)) : ENOMEM;

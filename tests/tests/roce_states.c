@@ -13,11 +13,11 @@ enum {
            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
     SENDS = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
             IBV_QP_MAX_QP_RD_ATOMIC,
-    NOBODY = 0xfffff0, // no QP has this number
+    NO_QP = 0xfffff0, // no QP has this number
     DEADLINE = 30,     // seconds
 };
 
-static struct ibv_context *by_hand;
+static struct ibv_context *roce;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_port_attr port;
@@ -30,11 +30,11 @@ static struct ibv_qp *made(struct ibv_pd *in, struct ibv_cq *completes, enum ibv
     return ibv_create_qp(in, &wanted);
 }
 
-static struct ibv_qp_attr told(int state)
+static struct ibv_qp_attr attributes(int state)
 {
     struct ibv_qp_attr a = {.qp_state = state, .port_num = 1, .path_mtu = port.active_mtu};
     a.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
-    a.dest_qp_num = NOBODY;
+    a.dest_qp_num = NO_QP;
     a.rq_psn = a.sq_psn = 7;
     a.max_dest_rd_atomic = a.max_rd_atomic = 1;
     a.min_rnr_timer = 12;
@@ -47,7 +47,7 @@ static struct ibv_qp_attr told(int state)
 
 static int moved(struct ibv_qp *qp, int state, int mask)
 {
-    struct ibv_qp_attr a = told(state);
+    struct ibv_qp_attr a = attributes(state);
     return ibv_modify_qp(qp, &a, IBV_QP_STATE | mask);
 }
 
@@ -61,7 +61,7 @@ static void bring(struct ibv_qp *qp, int state)
         CHECK(moved(qp, IBV_QPS_RTS, SENDS) == 0);
 }
 
-static struct ibv_qp_attr says(struct ibv_qp *qp)
+static struct ibv_qp_attr queried(struct ibv_qp *qp)
 {
     struct ibv_qp_attr a;
     struct ibv_qp_init_attr init;
@@ -87,7 +87,7 @@ static struct ibv_wc next(void)
     time_t until = time(NULL) + DEADLINE;
     while (ibv_poll_cq(cq, 1, &wc) == 0)
         if (time(NULL) > until) {
-            CHECK(!"a completion comes");
+            CHECK(!"a completion arrives");
             break;
         }
     return wc;
@@ -97,11 +97,11 @@ static void devices(void)
 {
     int count;
     struct ibv_device **list = ibv_get_device_list(&count);
-    // Programs that take the first device exchange QP numbers.
+    // The RoCE device is first, because programs that take the first device exchange QP numbers.
     CHECK(count == 2 && list[1]->transport_type == IBV_TRANSPORT_IWARP);
     CHECK(list[0]->transport_type == IBV_TRANSPORT_IB && list[0]->node_type == IBV_NODE_CA);
     CHECK(ibv_get_device_guid(list[0]) != ibv_get_device_guid(list[1]));
-    // The device's kernel files are at the path that it reports.
+    // The device reports a path at which its sysfs files are found.
     char path[512], text[16] = "";
     snprintf(path, sizeof path, "%s/node_type", list[0]->ibdev_path);
     FILE *file = fopen(path, "r");
@@ -109,22 +109,22 @@ static void devices(void)
     if (file)
         fclose(file);
     struct ibv_context *connects = ibv_open_device(list[1]);
-    by_hand = ibv_open_device(list[0]);
+    roce = ibv_open_device(list[0]);
     ibv_free_device_list(list);
-    pd = ibv_alloc_pd(by_hand);
-    cq = ibv_create_cq(by_hand, 64, NULL, NULL, 0);
-    CHECK(pd && cq && ibv_query_port(by_hand, 1, &port) == 0);
+    pd = ibv_alloc_pd(roce);
+    cq = ibv_create_cq(roce, 64, NULL, NULL, 0);
+    CHECK(pd && cq && ibv_query_port(roce, 1, &port) == 0);
     CHECK(port.link_layer == IBV_LINK_LAYER_ETHERNET && port.lid == 0);
 
     // All queries of a GID agree.
     struct ibv_gid_entry table[64], entry;
-    CHECK(ibv_query_gid_table(by_hand, table, 64, 0) == port.gid_tbl_len);
+    CHECK(ibv_query_gid_table(roce, table, 64, 0) == port.gid_tbl_len);
     for (int n = 0; n < port.gid_tbl_len; n++) {
-        CHECK(ibv_query_gid(by_hand, 1, n, &gid) == 0 && !memcmp(&gid, &table[n].gid, 16));
-        CHECK(ibv_query_gid_ex(by_hand, 1, n, &entry, 0) == 0);
+        CHECK(ibv_query_gid(roce, 1, n, &gid) == 0 && !memcmp(&gid, &table[n].gid, 16));
+        CHECK(ibv_query_gid_ex(roce, 1, n, &entry, 0) == 0);
         CHECK(!memcmp(&entry, &table[n], sizeof entry) && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
     }
-    CHECK(ibv_query_gid(by_hand, 1, port.gid_tbl_len, &gid) == -1 && errno == EINVAL);
+    CHECK(ibv_query_gid(roce, 1, port.gid_tbl_len, &gid) == -1 && errno == EINVAL);
     gid = table[0].gid;
 
     // Objects of one device cannot be used with the other.
@@ -148,35 +148,37 @@ static void devices(void)
 static void steps(void)
 {
     struct ibv_qp *qp = made(pd, cq, IBV_QPT_RC);
-    CHECK(qp && says(qp).qp_state == IBV_QPS_RESET);
+    CHECK(qp && queried(qp).qp_state == IBV_QPS_RESET);
     CHECK(moved(qp, IBV_QPS_RTR, PEER) == EINVAL && moved(qp, IBV_QPS_RTS, SENDS) == EINVAL);
     CHECK(moved(qp, IBV_QPS_INIT, PLACE & ~IBV_QP_PORT) == EINVAL);
     CHECK(moved(qp, IBV_QPS_RESET, IBV_QP_CUR_STATE) == EINVAL);
     CHECK(receives(qp, 1) == EINVAL && sends(qp, 1) == EINVAL);
     bring(qp, IBV_QPS_INIT);
     CHECK(receives(qp, 1) == 0 && sends(qp, 1) == EINVAL);
-    struct ibv_qp_attr a = told(IBV_QPS_RTR);
+    struct ibv_qp_attr a = attributes(IBV_QPS_RTR);
     a.ah_attr.port_num = 2;
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
-    a = told(IBV_QPS_RTR);
+    a = attributes(IBV_QPS_RTR);
     a.path_mtu = port.max_mtu + 1;
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
-    a = told(IBV_QPS_RTR);
+    a = attributes(IBV_QPS_RTR);
     a.ah_attr.grh.sgid_index = port.gid_tbl_len;
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == EINVAL);
-    CHECK(says(qp).qp_state == IBV_QPS_INIT && qp->state == IBV_QPS_INIT);
+    CHECK(queried(qp).qp_state == IBV_QPS_INIT && qp->state == IBV_QPS_INIT);
     CHECK(moved(qp, IBV_QPS_RTR, PEER) == 0 && sends(qp, 1) == EINVAL);
     CHECK(moved(qp, IBV_QPS_RTS, SENDS) == 0 && qp->state == IBV_QPS_RTS);
-    a = says(qp);
-    CHECK(a.qp_state == IBV_QPS_RTS && a.dest_qp_num == NOBODY && a.rq_psn == 7 && a.sq_psn == 7);
+    a = queried(qp);
+    CHECK(a.qp_state == IBV_QPS_RTS && a.dest_qp_num == NO_QP && a.rq_psn == 7 && a.sq_psn == 7);
     CHECK(a.timeout == 8 && a.retry_cnt == 1 && a.rnr_retry == 1 && a.min_rnr_timer == 12);
     CHECK(a.max_rd_atomic == 1 && a.max_dest_rd_atomic == 1 && a.path_mtu == port.active_mtu);
     CHECK(!memcmp(&a.ah_attr.grh.dgid, &gid, 16) && a.ah_attr.is_global && a.port_num == 1);
     CHECK(moved(qp, IBV_QPS_SQD, 0) == 0);
-    // Peer and inbound reads are set by the move to RTR, but may be repeated.
+    // The move to RTR sets the peer and the number of inbound Reads. Later they may only be
+    // repeated unchanged.
     int repeated = IBV_QP_AV | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_PATH_MIG_STATE;
     CHECK(moved(qp, IBV_QPS_SQD, repeated) == 0);
-    struct ibv_qp_attr changed[] = {told(IBV_QPS_SQD), told(IBV_QPS_SQD), told(IBV_QPS_SQD)};
+    a = attributes(IBV_QPS_SQD);
+    struct ibv_qp_attr changed[] = {a, a, a};
     changed[0].ah_attr.grh.dgid.raw[15]++;
     changed[1].max_dest_rd_atomic++;
     changed[2].path_mig_state = IBV_MIG_ARMED;
@@ -184,13 +186,13 @@ static void steps(void)
         CHECK(ibv_modify_qp(qp, &changed[i], repeated) == EINVAL);
     CHECK(moved(qp, IBV_QPS_RTS, IBV_QP_PATH_MIG_STATE) == 0);
 
-    // There is no peer: the request fails and moves the QP to ERR, which only a reset leaves.
+    // There is no peer, so the request fails and moves the QP to ERR. Only a reset leaves ERR.
     CHECK(sends(qp, 2) == 0);
     struct ibv_wc wc = next();
     CHECK(wc.status == IBV_WC_RETRY_EXC_ERR && wc.wr_id == 2 && wc.vendor_err != 0);
-    CHECK(says(qp).qp_state == IBV_QPS_ERR);
+    CHECK(queried(qp).qp_state == IBV_QPS_ERR);
     CHECK(moved(qp, IBV_QPS_RTS, 0) == EINVAL && moved(qp, IBV_QPS_SQD, 0) == EINVAL);
-    CHECK(moved(qp, IBV_QPS_RESET, 0) == 0 && says(qp).qp_state == IBV_QPS_RESET);
+    CHECK(moved(qp, IBV_QPS_RESET, 0) == 0 && queried(qp).qp_state == IBV_QPS_RESET);
     CHECK(ibv_destroy_qp(qp) == 0);
     while (ibv_poll_cq(cq, 1, &wc) > 0)
         ;
@@ -199,25 +201,25 @@ static void steps(void)
 // A reset removes unpolled completions of the QP, but not those of other QPs.
 static void resets(void)
 {
-    struct ibv_comp_channel *channel = ibv_create_comp_channel(by_hand);
-    cq = ibv_create_cq(by_hand, 4, NULL, channel, 0);
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(roce);
+    cq = ibv_create_cq(roce, 4, NULL, channel, 0);
     struct ibv_qp *qps[] = {made(pd, cq, IBV_QPT_RC), made(pd, cq, IBV_QPT_RC)};
     CHECK(channel && cq && qps[0] && qps[1]);
     for (int i = 0; i < 2; i++) {
         bring(qps[i], IBV_QPS_INIT);
         CHECK(receives(qps[i], 111 * (i + 1)) == 0 && ibv_req_notify_cq(cq, 0) == 0);
         CHECK(moved(qps[i], IBV_QPS_ERR, 0) == 0);
-        // Its completion has been written.
-        struct ibv_cq *told;
+        // Wait until the completion has been written.
+        struct ibv_cq *notified;
         void *context;
-        CHECK(ibv_get_cq_event(channel, &told, &context) == 0);
-        ibv_ack_cq_events(told, 1);
+        CHECK(ibv_get_cq_event(channel, &notified, &context) == 0);
+        ibv_ack_cq_events(notified, 1);
     }
     CHECK(moved(qps[0], IBV_QPS_RESET, 0) == 0);
     struct ibv_wc wc = next();
     CHECK(wc.wr_id == 222 && wc.status == IBV_WC_WR_FLUSH_ERR && wc.qp_num == qps[1]->qp_num);
     CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
-        // Later requests complete.
+    // Later requests complete.
     bring(qps[0], IBV_QPS_INIT);
     CHECK(receives(qps[0], 333) == 0 && moved(qps[0], IBV_QPS_ERR, 0) == 0);
     wc = next();
@@ -231,9 +233,9 @@ static void resets(void)
 // An address handle requires a route of the device.
 static void handles(void)
 {
-    struct ibv_ah_attr route = told(IBV_QPS_RTR).ah_attr;
+    struct ibv_ah_attr route = attributes(IBV_QPS_RTR).ah_attr;
     struct ibv_ah *ah = ibv_create_ah(pd, &route);
-    CHECK(ah && ah->pd == pd && ah->context == by_hand);
+    CHECK(ah && ah->pd == pd && ah->context == roce);
     CHECK(ibv_dealloc_pd(pd) == EBUSY);
     CHECK(ibv_destroy_ah(ah) == 0);
     static const union ibv_gid v4 = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}};
@@ -252,11 +254,11 @@ static void handles(void)
 static void alone(void)
 {
     char bytes[64] = "itself";
-    cq = ibv_create_cq(by_hand, 4, NULL, NULL, 0);
+    cq = ibv_create_cq(roce, 4, NULL, NULL, 0);
     struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE);
     struct ibv_qp *qp = made(pd, cq, IBV_QPT_RC);
     CHECK(cq && mr && qp && moved(qp, IBV_QPS_INIT, PLACE) == 0);
-    struct ibv_qp_attr a = told(IBV_QPS_RTR);
+    struct ibv_qp_attr a = attributes(IBV_QPS_RTR);
     a.dest_qp_num = qp->qp_num;
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | PEER) == 0 && moved(qp, IBV_QPS_RTS, SENDS) == 0);
     struct ibv_sge to = {(uintptr_t)bytes + 32, 32, mr->lkey}, from = {(uintptr_t)bytes, 7, mr->lkey};
@@ -283,9 +285,9 @@ static void alone(void)
 static void event_of(struct ibv_qp *qp, enum ibv_event_type kind)
 {
     struct ibv_async_event event;
-    struct pollfd fd = {.fd = by_hand->async_fd, .events = POLLIN};
+    struct pollfd fd = {.fd = roce->async_fd, .events = POLLIN};
     CHECK(poll(&fd, 1, DEADLINE * 1000) == 1);
-    CHECK(ibv_get_async_event(by_hand, &event) == 0);
+    CHECK(ibv_get_async_event(roce, &event) == 0);
     CHECK(event.event_type == kind && event.element.qp == qp);
     ibv_ack_async_event(&event);
 }
@@ -293,16 +295,16 @@ static void event_of(struct ibv_qp *qp, enum ibv_event_type kind)
 // Events of RC and UC QPs name the QP that they belong to.
 static void events(void)
 {
-    cq = ibv_create_cq(by_hand, 8, NULL, NULL, 0);
+    cq = ibv_create_cq(roce, 8, NULL, NULL, 0);
     struct ibv_qp *one = made(pd, cq, IBV_QPT_RC), *other = made(pd, cq, IBV_QPT_RC);
     CHECK(cq && one && other);
-    struct ibv_qp_attr a = told(IBV_QPS_RTR);
+    struct ibv_qp_attr a = attributes(IBV_QPS_RTR);
     CHECK(moved(one, IBV_QPS_INIT, PLACE) == 0 && moved(other, IBV_QPS_INIT, PLACE) == 0);
     a.dest_qp_num = other->qp_num;
     CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | PEER) == 0);
     a.dest_qp_num = one->qp_num;
     CHECK(ibv_modify_qp(other, &a, IBV_QP_STATE | PEER) == 0);
-    a = told(IBV_QPS_RTS);
+    a = attributes(IBV_QPS_RTS);
     a.rnr_retry = 7;
     CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | SENDS) == 0);
     struct ibv_send_wr two[] = {{.wr_id = 2, .next = &two[1], .opcode = IBV_WR_SEND},
@@ -311,15 +313,15 @@ static void events(void)
     event_of(other, IBV_EVENT_COMM_EST);
     struct ibv_wc wc = next();
     CHECK(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS);
-    a = told(IBV_QPS_SQD);
+    a = attributes(IBV_QPS_SQD);
     a.en_sqd_async_notify = 1;
     CHECK(ibv_modify_qp(one, &a, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
     // The second Send has begun, and waits for a receive.
-    a = says(one);
+    a = queried(one);
     CHECK(a.qp_state == IBV_QPS_SQD && a.sq_draining == 1);
     CHECK(receives(other, 4) == 0 && next().wr_id == 4);
     event_of(one, IBV_EVENT_SQ_DRAINED);
-    a = says(one);
+    a = queried(one);
     CHECK(a.qp_state == IBV_QPS_SQD && a.sq_draining == 0);
     CHECK(ibv_destroy_qp(one) == 0 && ibv_destroy_qp(other) == 0 && ibv_destroy_cq(cq) == 0);
 }
@@ -327,7 +329,7 @@ static void events(void)
 // A UC QP needs fewer attributes, and returns fewer.
 static void unreliable(void)
 {
-    cq = ibv_create_cq(by_hand, 8, NULL, NULL, 0);
+    cq = ibv_create_cq(roce, 8, NULL, NULL, 0);
     struct ibv_qp *qp = made(pd, cq, IBV_QPT_UC);
     CHECK(cq && qp && qp->qp_type == IBV_QPT_UC);
     CHECK(moved(qp, IBV_QPS_INIT, PLACE) == 0);
@@ -339,21 +341,21 @@ static void unreliable(void)
     CHECK(ibv_post_send(qp, &read, &bad) == EINVAL && bad == &read);
     // There is no peer, and the sender gets no error.
     CHECK(sends(qp, 2) == 0);
-    struct ibv_qp_attr a = says(qp);
-    CHECK(a.qp_state == IBV_QPS_RTS && a.dest_qp_num == NOBODY);
+    struct ibv_qp_attr a = queried(qp);
+    CHECK(a.qp_state == IBV_QPS_RTS && a.dest_qp_num == NO_QP);
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
 // A UD QP has a Q_Key and no peer, and can reply to any sender.
 static void datagrams(void)
 {
-    cq = ibv_create_cq(by_hand, 8, NULL, NULL, 0);
+    cq = ibv_create_cq(roce, 8, NULL, NULL, 0);
     struct ibv_qp *qp = made(pd, cq, IBV_QPT_UD);
     static char memory[2][64];
     struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
     CHECK(cq && qp && mr && qp->qp_type == IBV_QPT_UD);
     int place = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
-    struct ibv_qp_attr a = told(IBV_QPS_INIT);
+    struct ibv_qp_attr a = attributes(IBV_QPS_INIT);
     a.qkey = 0x1234;
     CHECK(moved(qp, IBV_QPS_INIT, PLACE) == EINVAL);
     CHECK(ibv_modify_qp(qp, &a, IBV_QP_STATE | place) == 0);
@@ -371,48 +373,49 @@ static void datagrams(void)
     CHECK(to && ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
     CHECK(moved(qp, IBV_QPS_RTS, SENDS) == EINVAL);
     CHECK(moved(qp, IBV_QPS_RTS, IBV_QP_SQ_PSN) == 0);
-    // For other opcodes the fields overlap the address handle.
+    // The fields of other opcodes overlap the address handle.
     struct ibv_send_wr write = {.wr_id = 1, .opcode = IBV_WR_RDMA_WRITE};
     write.wr.rdma.remote_addr = 8;
     CHECK(ibv_post_send(qp, &write, &bad) == EINVAL && bad == &write);
 
     // A handle of another domain.
-    struct ibv_pd *other = ibv_alloc_pd(by_hand);
+    struct ibv_pd *other = ibv_alloc_pd(roce);
     struct ibv_ah *foreign = ibv_create_ah(other, &a.ah_attr);
     wr.wr.ud.ah = foreign;
     CHECK(foreign && ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
     CHECK(ibv_destroy_ah(foreign) == 0 && ibv_dealloc_pd(other) == 0);
     wr.wr.ud.ah = to;
 
-    // To itself, then back to the source address in the header.
+    // The first datagram goes to the QP itself, the second one to the source address in the header
+    // that has been received.
     wr.opcode = IBV_WR_SEND_WITH_IMM;
     for (int n = 0; n < 2; n++) {
         struct ibv_sge into = {(uintptr_t)memory[n], sizeof memory[n], mr->lkey};
         struct ibv_recv_wr receive = {.wr_id = 2, .sg_list = &into, .num_sge = 1}, *not;
         CHECK(ibv_post_recv(qp, &receive, &not) == 0 && ibv_post_send(qp, &wr, &bad) == 0);
-        struct ibv_wc sent = next(), came = next();
+        struct ibv_wc sent = next(), got = next();
         if (sent.opcode == IBV_WC_RECV) {
             struct ibv_wc first = sent;
-            sent = came;
-            came = first;
+            sent = got;
+            got = first;
         }
         CHECK(sent.wr_id == 1 && sent.status == IBV_WC_SUCCESS && sent.opcode == IBV_WC_SEND);
-        CHECK(came.wr_id == 2 && came.status == IBV_WC_SUCCESS && came.opcode == IBV_WC_RECV);
-        CHECK(came.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM) && came.imm_data == htonl(42));
-        CHECK(came.byte_len == 45 && came.src_qp == qp->qp_num);
+        CHECK(got.wr_id == 2 && got.status == IBV_WC_SUCCESS && got.opcode == IBV_WC_RECV);
+        CHECK(got.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM) && got.imm_data == htonl(42));
+        CHECK(got.byte_len == 45 && got.src_qp == qp->qp_num);
         CHECK(!memcmp(memory[n] + 40, "hello", 5));
         struct ibv_grh *header = (struct ibv_grh *)memory[n];
         struct ibv_ah_attr back;
-        CHECK(ibv_init_ah_from_wc(by_hand, 1, &came, header, &back) == 0);
+        CHECK(ibv_init_ah_from_wc(roce, 1, &got, header, &back) == 0);
         CHECK(!memcmp(&back.grh.dgid, &gid, 16) && back.grh.sgid_index == 0 && back.is_global);
-        CHECK(ibv_init_ah_from_wc(by_hand, 2, &came, header, &back) == -1 && errno == EINVAL);
+        CHECK(ibv_init_ah_from_wc(roce, 2, &got, header, &back) == -1 && errno == EINVAL);
         CHECK(ibv_destroy_ah(to) == 0);
-        to = ibv_create_ah_from_wc(pd, &came, header, 1);
+        to = ibv_create_ah_from_wc(pd, &got, header, 1);
         CHECK(to);
         wr.wr.ud.ah = to;
     }
     CHECK(ibv_destroy_ah(to) == 0);
-    a = says(qp);
+    a = queried(qp);
     CHECK(a.qp_state == IBV_QPS_RTS && a.qkey == 0x1234);
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
 }
@@ -446,7 +449,7 @@ int main(int argc, char **argv)
     events();
     unreliable();
     datagrams();
-    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(by_hand) == 0);
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(roce) == 0);
     if (wrong == 0)
         puts("done");
     return wrong != 0;

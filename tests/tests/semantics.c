@@ -40,13 +40,13 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
 
-static void open_device(int device)
+static void open_device(int roce)
 {
     int count;
     struct ibv_device **list = ibv_get_device_list(&count);
     MUST(list && count == 2);
     for (int n = 0; n < count && !context; n++)
-        if ((list[n]->transport_type == IBV_TRANSPORT_IB) == device)
+        if ((list[n]->transport_type == IBV_TRANSPORT_IB) == roce)
             context = ibv_open_device(list[n]);
     ibv_free_device_list(list);
     MUST(context && (pd = ibv_alloc_pd(context)) && !ibv_query_gid(context, 1, 0, &gid));
@@ -191,7 +191,7 @@ static void zero_bytes(void)
             if (opcodes[op] == IBV_WR_SEND)
                 completes(&b, 2, IBV_WC_SUCCESS);
         }
-    // It covers no byte.
+    // The region covers no byte.
     struct ibv_sge sge = {(uintptr_t)a.bytes + 1, 1, none->lkey};
     struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
     post(&a, &wr);
@@ -201,7 +201,7 @@ static void zero_bytes(void)
     unmake(&b);
 }
 
-// A bind of type 2 takes only the low 8 bits of the key it names.
+// A bind of a type 2 window takes only the low 8 bits of the key in the request.
 static void bind_window(void)
 {
     struct end a, b;
@@ -215,8 +215,8 @@ static void bind_window(void)
     wr.bind_mw.rkey = (~key & ~0xffu) | 0x5a;
     wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
         b.mr, (uintptr_t)b.bytes, 64, IBV_ACCESS_REMOTE_WRITE};
-    // A bind that is not posted leaves the window its key: the queue is full, or the program
-    // aborts the batch.
+    // A bind that is not posted, because the queue is full or the program aborts the batch, does
+    // not change the key of the window.
     struct ibv_sge eight = {(uintptr_t)b.bytes, 8, b.mr->lkey};
     struct ibv_send_wr full[DEPTH], refused = wr;
     for (int n = 0; n < DEPTH; n++) {
@@ -260,8 +260,8 @@ static int bound(struct end *e, struct ibv_mw *mw, struct ibv_mr *mr, int access
     return ibv_post_send(e->qp, &wr, &bad);
 }
 
-// A bind that fails leaves the window its key, and binds flushed after it change nothing: another
-// QP can bind the window under the key that the program holds.
+// Neither a failed bind nor a flushed one changes the key of the window: another QP can then bind
+// the window with the key that the program holds.
 static void bind_again(void)
 {
     for (int type = IBV_MW_TYPE_1; type <= IBV_MW_TYPE_2; type++) {
@@ -334,7 +334,7 @@ static void flush(void)
         for (int id = 0; id < POSTS; id++)
             completes(&a, id, IBV_WC_WR_FLUSH_ERR);
         MUST(pthread_join(thread, NULL) == 0);
-        // Certainly in ERR.
+        // The QP is now in ERR.
         struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
         struct ibv_send_wr wr = request(IBV_WR_SEND, &sge, &b);
         post(&a, &wr);
@@ -355,7 +355,7 @@ static void event_of(struct end *e, int type)
     do {
         MUST(readable(in->async_fd, DEADLINE) && ibv_get_async_event(in, &event) == 0);
         ibv_ack_async_event(&event);
-        // The first message may have arrived in RTR.
+        // A first message that arrives in RTR raises this event.
     } while (event.event_type == IBV_EVENT_COMM_EST);
     if ((int)event.event_type != type)
         printf("%s\n", ibv_event_type_str(event.event_type));
@@ -384,7 +384,7 @@ static void pair_with_cq(struct end *a, struct end *b, int entries)
     wire(b, a);
 }
 
-// A CQ needs room for completions only, and a request completes without one if it is unsignaled.
+// A CQ needs entries only for completions, and successful unsignaled requests generate none.
 static void unsignaled(void)
 {
     struct end a, b;
@@ -412,8 +412,8 @@ static void unsignaled(void)
     unmake(&b);
 }
 
-// A receive that completes in a full CQ overruns it (IBV_EVENT_CQ_ERR). The send queue waits for
-// room instead, so that no completion is lost.
+// A receive that completes in a full CQ overruns it (IBV_EVENT_CQ_ERR). A send queue waits for a
+// free entry instead, so that no completion is lost.
 static void overrun(void)
 {
     enum { ENTRIES = 16 };
@@ -559,7 +559,7 @@ static void moved_memory(void)
         post(&a, &wr);
         completes(&a, 1, IBV_WC_SUCCESS);
         MUST(bytes[length - 1] == n + 1 && ibv_dereg_mr(mr) == 0);
-        // Something else now takes the place of the old mapping.
+        // The memory moves to a new address and changes its size.
         int next = n % 2 ? SMALL : LARGE;
         char *room = mmap(NULL, next, PROT_NONE, how, -1, 0);
         MUST(room != MAP_FAILED);
@@ -650,8 +650,8 @@ static void local_error(void)
     }
 }
 
-// A fenced Send begins after earlier Reads are done, and carries the data that they fetched. So do
-// short Sends, which without a fence are copied when posted.
+// A fenced Send begins after earlier Reads are done, and carries the data that they fetched. This
+// includes short Sends, which are copied at the post if they have no fence.
 static void fence(void)
 {
     static const uint32_t lengths[] = {8, 64, LENGTH / 2};
@@ -777,7 +777,7 @@ static void send_queue_error(void)
             post(&a, &later);
             completes(&a, 3, IBV_WC_WR_FLUSH_ERR);
             passes(&b, &a, &to_a);
-                // The move to SQD is refused, the move from SQE to RTS succeeds.
+            // The move to SQD is refused, the move from SQE to RTS succeeds.
             MUST(moved(&a, IBV_QPS_SQD, 0, NULL) == EINVAL);
             struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .cur_qp_state = IBV_QPS_SQE};
             MUST(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE) == 0);

@@ -1,5 +1,5 @@
 // Looks for RDMA devices with functions of the C library that keep a working directory, return
-// paths or walk by themselves. Prints "done" if they behave as in the kernel's /sys.
+// paths or walk a tree. Prints "done" if they behave as in the kernel's /sys.
 
 #include "refusals.h"
 #include <dirent.h>
@@ -62,7 +62,7 @@ static void working_directory(void)
     CHECK(faccessat(folder, "class/infiniband/rnicd1/ports", R_OK, 0) == 0);
     CHECK(faccessat(folder, "class/net/lo", R_OK, 0) == 0);
     close(folder);
-    // Relative names that are like those of the tree, elsewhere.
+    // The same relative names in another folder.
     char other[] = "/tmp/rnic-sysfs-XXXXXX";
     CHECK(mkdtemp(other) && chdir(other) == 0 && mkdir("infiniband", 0755) == 0);
     CHECK(access("infiniband", R_OK) == 0 && access("infiniband/rnicd1", R_OK) == -1);
@@ -101,7 +101,7 @@ static void walks(void)
     CHECK(nftw64(FOLDER "/", (void *)visit, 8, FTW_PHYS | FTW_CHDIR) == 0 && visits == 4);
     CHECK(chdir("/") == 0);
     CHECK(ftw(FOLDER, old_visit, 8) == 7 && ftw64(FOLDER, (void *)old_visit, 8) == 7);
-    // Walks in a walk.
+    // Nested walks.
     CHECK(nftw(FOLDER, nested_visit, 8, FTW_PHYS) == 0 && nested == 2);
     glob_t found = {0};
     CHECK(glob(FOLDER "/*/node_*", 0, NULL, &found) == 0 && found.gl_pathc == 3);
@@ -157,7 +157,7 @@ static void others(void)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-// A child in the memory of its parent.
+// A child that shares the memory of its parent.
 static void child_of_vfork(void)
 {
     pid_t child = vfork();
@@ -185,8 +185,8 @@ static void threads(void)
     for (int n = 0; n < 4; n++)
         CHECK(pthread_create(&all[n], NULL, in_thread, NULL) == 0);
     for (int n = 0; n < 4; n++) {
-        void *said = NULL;
-        CHECK(pthread_join(all[n], &said) == 0 && said == NULL);
+        void *result = NULL;
+        CHECK(pthread_join(all[n], &result) == 0 && result == NULL);
     }
 }
 

@@ -154,7 +154,7 @@ static void uring(void)
     same_with_and_without(read_waits);
 }
 
-// ----- AIO of Linux
+// ----- Linux AIO
 
 static long aio_run(aio_context_t context, int opcode, int fd, void *at)
 {
@@ -303,7 +303,7 @@ static void threads(void)
         struct ibv_mr *mr = ibv_reg_mr(pd, bytes, LENGTH, RIGHTS);
         CHECK(mr);
         all_store();
-        // Next to the words of the threads.
+        // The threads store to the first words of the page.
         store_by_rdma(mr, bytes + (round % PAGES) * PAGE + 64, round, PAGE - 64);
         CHECK(!ibv_dereg_mr(mr));
         all_store();

@@ -1,4 +1,5 @@
-// Children of a process with registered memory see and change the same memory as without a region.
+// Children of a process with registered memory see and change the same memory as if no region
+// existed.
 
 #include "rig.h"
 

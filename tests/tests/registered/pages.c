@@ -1,5 +1,5 @@
-// Page tables of registered memory: protection, advice, locks, files, moves and size are the same
-// as without a region.
+// Mappings of registered memory: protection, advice, locks, files, moves and size are the same as
+// without a region.
 
 #include "rig.h"
 
@@ -261,7 +261,7 @@ static void grows(struct run *r)
     block = realloc(block, 64 * LENGTH);
     CHECK(block);
     if (r->mr) {
-        // The memory may have moved. Register its new place.
+        // The memory may have moved. Register it at its new address.
         CHECK(!ibv_dereg_mr(r->mr));
         r->bytes = block + start;
         CHECK(r->mr = ibv_reg_mr(pd, r->bytes, LENGTH, RIGHTS));

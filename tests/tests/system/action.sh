@@ -12,7 +12,7 @@ echo "== sudo"
 env -i /usr/bin/ibv_devices
 env -i "PATH=$PATH" rdma link
 echo "== bandwidth"
-# A program of sudo and one of the job.
+# The server has an empty environment, as under sudo, and the client the environment of the job.
 env -i /usr/bin/ib_write_bw -d rxe_7 -n 100 > /tmp/server 2>&1 &
 server=$!
 until as 1001 --clear-groups env -i $(cat $GITHUB_ENV) \
@@ -23,7 +23,7 @@ wait $server || true
 cat /tmp/client
 echo "== report"
 bash /archive/action/report
-# On a runner that is used again.
+# Another job on the same runner.
 echo "== again"
 INPUT_DEVICE_NAME=rxe_8 bash /archive/action/start
 env -i /usr/bin/ibv_devices

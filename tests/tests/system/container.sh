@@ -1,4 +1,5 @@
-# Makes a root of the distribution's files in $1/root and executes the other arguments in it.
+# Makes a root directory from the distribution's files in $1/root, and executes the other arguments
+# in it.
 set -e
 mount --make-rprivate /
 top=$1

@@ -12,7 +12,7 @@ snapshot() {
     cat /proc/mounts
 }
 
-# Runs ib_write_bw as a server and a client, with the rest of the command line before it.
+# Runs ib_write_bw as a server and a client. The arguments are the command that starts both.
 bandwidth() {
     "$@" /usr/bin/ib_write_bw -n 100 > /tmp/server 2>&1 &
     server=$!

@@ -1,5 +1,5 @@
 set -e
-# umount(8) creates it.
+# umount(8) would create this folder.
 mkdir /run/mount
 snapshot > /tmp/before
 show() {
@@ -10,7 +10,7 @@ show() {
 echo "== mount"
 show
 /archive/bin/rnicctl system stop
-# As after a restart of the container.
+# The state after a restart of the container.
 umount -l /sys/class
 rm /dev/infiniband
 /archive/bin/rnicctl system start

@@ -14,7 +14,7 @@ as 1001 --clear-groups env -i /usr/bin/ib_write_bw -n 5 127.0.0.1 || true
 echo "== modprobe"
 PATH=/usr/local/lib/rnicd/bin:$PATH
 if modprobe rdma_rxe && modprobe -r siw && rmmod rdma_rxe; then echo loaded; fi
-# The distribution may have one, which refuses the name or finds no module.
+# If the distribution has a modprobe, it refuses the name or finds no module.
 if [ -x /usr/sbin/modprobe ] || [ -x /sbin/modprobe ]; then
     echo "no other modprobe is missing"
 else
@@ -34,7 +34,7 @@ if ! rdma link add rxe0 type rxe netdev no-such-device 2> /dev/null; then echo r
 echo "== status"
 rnicctl system status
 echo "== again"
-# Any user can lock the root directory.
+# Any user can lock the root directory, which must not stop the installation.
 flock -o / /usr/local/bin/rnicctl system install
 env -i /usr/bin/ibv_devices
 rnicctl system stop
