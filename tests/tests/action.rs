@@ -1,6 +1,6 @@
 //! The scripts of the GitHub action, run as a runner does: inputs in the environment, results in
-//! files. The GitLab component uses the same scripts; its lines run as a runner of GitLab does:
-//! those before the job in the shell of the job, those after it in another.
+//! files. The GitLab component uses the same scripts. Its lines run as in a GitLab runner:
+//! `before_script` in the shell of the job, `after_script` in another shell.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -27,7 +27,7 @@ fn yaml(file: &str) -> Vec<Value> {
     documents.map(|document| Value::deserialize(document).unwrap()).collect()
 }
 
-/// Returns the names of inputs with their defaults. An input without one is mandatory.
+/// Returns the names of inputs with their defaults. An input without a default is mandatory.
 fn defaults(inputs: &Value) -> BTreeMap<String, Option<String>> {
     let inputs = inputs.as_mapping().unwrap().iter();
     let defaults = inputs.map(|(name, input)| (scalar(name), input.get("default").map(scalar)));
@@ -67,7 +67,7 @@ impl Job {
         self.folder.path().join(name)
     }
 
-    /// Makes an archive with the layout of a release.
+    /// Creates an archive with the layout of a release.
     fn archive(&self) -> PathBuf {
         let root = self.at("rnicd-0-test");
         fs::create_dir_all(root.join("bin")).unwrap();
@@ -94,7 +94,7 @@ impl Job {
         command.envs(inputs).output().unwrap()
     }
 
-    /// Returns the pairs of a file of the runner.
+    /// Returns the `NAME=VALUE` pairs in one of the runner's files.
     fn pairs(&self, file: &str) -> HashMap<String, String> {
         let text = fs::read_to_string(self.at(file)).unwrap();
         let pairs = text.lines().filter_map(|line| line.split_once('='));
@@ -154,7 +154,7 @@ fn steps_get_the_device() {
     for group in ["rnicctl why", "rnicctl events", "tail -n 200"] {
         assert!(report.contains(&format!("::group::{group}")), "{report}");
     }
-    // A job's processes end with it.
+    // A runner kills the processes of a job at its end. Here the test ends the daemon.
     let pid = rustix::process::Pid::from_raw(daemon_pid(&text)).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let deadline = std::time::Instant::now() + rnic_tests::DEADLINE;
@@ -189,7 +189,7 @@ fn wrong_inputs_are_errors_of_the_job() {
 
 /// A workflow replaces `SF-Zhou/setup-soft-roce-action` by changing the line that names it.
 #[test]
-fn action_replaces_that_of_soft_roce() {
+fn action_replaces_the_soft_roce_action() {
     let action = &yaml("action.yml")[0];
     let inputs = defaults(&action["inputs"]);
     assert_eq!(inputs["interface"].as_deref(), Some(""));
@@ -203,7 +203,7 @@ fn action_replaces_that_of_soft_roce() {
 /// A job of GitLab that extends `.setup-rnicd`.
 struct GitlabJob {
     job: Job,
-    /// Values of inputs, and the defaults of the others.
+    /// Values of the inputs, given or default.
     inputs: BTreeMap<String, String>,
     template: Value,
     id: String,
@@ -223,8 +223,8 @@ impl GitlabJob {
         Self { job, inputs: values, template: jobs[".setup-rnicd"].clone(), id }
     }
 
-    /// Makes the files of the repository that a server would serve: the scripts, and the release
-    /// with the checksum of `published`.
+    /// Creates the files that the server of the repository provides: the scripts, and the release
+    /// with its checksum, or with the checksum `published`.
     fn publish(&self, published: Option<&str>) {
         let version = &self.inputs["version"];
         let raw = self.job.at(&format!("repository/-/raw/v{version}/dist/action"));
@@ -261,7 +261,7 @@ impl GitlabJob {
         lines.map(|line| self.interpolate(line.as_str().unwrap()) + "\n").collect()
     }
 
-    /// Runs lines in a shell of their own, in the form and with the variables of a runner.
+    /// Runs lines in a new shell, in the form and with the variables of a runner.
     fn shell(&self, lines: &str, status: Option<&str>) -> Output {
         let file = self.job.at("script");
         fs::write(&file, lines).unwrap();
@@ -283,7 +283,7 @@ impl GitlabJob {
         self.shell(&(self.lines("before_script") + script), None)
     }
 
-    /// Runs `after_script` and checks that it leaves nothing.
+    /// Runs `after_script` and checks that it leaves no files.
     fn finish(&self, status: &str) -> String {
         let output = self.shell(&self.lines("after_script"), Some(status));
         assert!(output.status.success(), "{}", said(&output));
@@ -298,7 +298,7 @@ impl GitlabJob {
 
 impl Drop for GitlabJob {
     fn drop(&mut self) {
-        // Of a test that fails.
+        // The test failed before `finish`.
         if self.temporary().exists() {
             let _ = self.shell(&self.lines("after_script"), Some("success"));
         }

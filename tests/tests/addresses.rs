@@ -55,14 +55,14 @@ impl Host {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Waits for changes to the GID table until `is_so` returns true for it.
-    fn gids(&self, is_so: impl Fn(&[GidRow]) -> bool) -> Vec<GidRow> {
+    /// Waits for changes of the GID table until `is_expected` returns true.
+    fn gids(&self, is_expected: impl Fn(&[GidRow]) -> bool) -> Vec<GidRow> {
         let deadline = Instant::now() + DEADLINE;
         loop {
             let event = self.context.next_event(Some(deadline - Instant::now())).unwrap();
             assert!(matches!(event, Some(Event::GidsChanged)), "{event:?}");
             let gids = self.context.gids().unwrap();
-            if is_so(&gids) {
+            if is_expected(&gids) {
                 return gids;
             }
         }
@@ -103,14 +103,14 @@ fn gids_follow_addresses_and_keep_their_index() {
     assert_eq!(gids[second].interface, "eth");
     host.shows(&format!("gids/{second}"), "0000:0000:0000:0000:0000:ffff:0a4e:0002");
     host.shows(&format!("gid_attrs/ndevs/{second}"), "eth");
-    // The listener on `wired.port` follows, too.
+    // The daemon also listens on the new address, at `wired.port`.
     let status = host.context.status().unwrap();
     assert_eq!((&*status.wired_port_problem, status.gids as usize), ("", gids.len()));
     let at = SocketAddr::new("10.78.0.2".parse().unwrap(), status.wired_port);
-    let mut taken = Command::new("nsenter");
-    taken.arg(format!("--net=/proc/{}/ns/net", host.daemon.id()));
-    taken.args(["cat", "/proc/net/udp"]);
-    let table = String::from_utf8(taken.output().unwrap().stdout).unwrap();
+    let mut sockets = Command::new("nsenter");
+    sockets.arg(format!("--net=/proc/{}/ns/net", host.daemon.id()));
+    sockets.args(["cat", "/proc/net/udp"]);
+    let table = String::from_utf8(sockets.output().unwrap().stdout).unwrap();
     assert!(table.contains(&format!("02004E0A:{:04X}", at.port())), "{table}");
 
     // The deleted address leaves an empty entry, which the next address takes.
@@ -125,6 +125,6 @@ fn gids_follow_addresses_and_keep_their_index() {
     let Host { daemon, dir, context } = host;
     drop(context);
     daemon.succeed();
-    // The daemon has removed the added files, too.
+    // The daemon has also removed the files of the added addresses.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

@@ -54,7 +54,7 @@ fn attacked(test: &str, case: &Case, workers: &[u32]) {
     assert!(status.success(), "{test}: {status}");
 }
 
-/// Tells the child process how to run the case.
+/// Environment variable that selects how the child process runs the case.
 const INSIDE: &str = "RNIC_TEST_ATTACKED";
 const MEASURED: &str = "measured";
 
@@ -85,7 +85,7 @@ attacks! {
     binds_and_invalidates_of_many_sessions: Case::new(Attack::BindsOfMany),
     reads_after_peer_end: Case::new(Attack::Reads),
     reads_after_peer_end_of_many_sessions: Case::new(Attack::ReadsOfMany),
-    connections_that_bring_the_shortest_fpdus: Case::new(Attack::ShortFpdus),
+    connections_with_the_shortest_fpdus: Case::new(Attack::ShortFpdus),
     doorbells_without_requests: Case { qps: 8100, ..Case::new(Attack::Doorbells) },
     sessions_of_one_user: Case::new(Attack::Sessions),
 }
@@ -133,8 +133,8 @@ attacks! {
         ..Case::new(Attack::StagGuessLimiter)
     },
     windows_that_stay_closed: Case { kernel: KERNEL, ..Case::new(Attack::ClosedWindows) },
-    memory_that_is_none: Case::new(Attack::WrongMemory),
-    gigabytes_that_are_refused: Case { window: 900, ..Case::new(Attack::RefusedMemory) },
+    invalid_shared_memory: Case::new(Attack::WrongMemory),
+    refused_gigabytes: Case { window: 900, ..Case::new(Attack::RefusedMemory) },
     a_busy_loop_on_the_workers_cpu: Case {
         share: 0.1,
         enough: 10_000.0,

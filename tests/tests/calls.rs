@@ -1,4 +1,5 @@
-//! Calls of the C verbs API at bad moments.
+//! Calls of the C verbs API during a disconnect, a cancellation of the thread, or the end of the
+//! daemon.
 
 use std::process::Command;
 

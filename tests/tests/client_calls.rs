@@ -22,7 +22,7 @@ fn pair(client: &Client) -> [Qp; 2] {
 }
 
 #[test]
-fn a_posting_shows_its_requests_when_it_ends() {
+fn a_finished_posting_publishes_its_requests() {
     let daemon = daemon();
     let client = Client::new(&daemon);
     let [a, b] = pair(&client);
@@ -117,7 +117,7 @@ fn a_program_reads_the_records_of_its_channel() {
 }
 
 #[test]
-fn a_context_learns_of_the_end_of_its_session() {
+fn a_context_detects_the_end_of_its_session() {
     let daemon = daemon();
     let context = Context::open_at(daemon.socket()).unwrap();
     assert!(context.is_alive());
@@ -130,13 +130,13 @@ fn a_context_learns_of_the_end_of_its_session() {
 }
 
 #[test]
-fn a_thread_that_waits_for_events_sees_their_end() {
+fn end_events_wakes_a_waiting_thread() {
     let daemon = daemon();
     let context = Context::open_at(daemon.socket()).unwrap();
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| context.next_event(Some(DEADLINE)));
+        let waiter = scope.spawn(|| context.next_event(Some(DEADLINE)));
         context.end_events();
-        assert!(matches!(waits.join().unwrap(), Err(Error::DaemonGone)));
+        assert!(matches!(waiter.join().unwrap(), Err(Error::DaemonGone)));
     });
 }
 
@@ -159,7 +159,7 @@ fn an_administrator_disconnects_by_number() {
 }
 
 #[test]
-fn the_rnr_timer_of_a_queue_pair_changes() {
+fn the_rnr_timer_of_an_rc_qp_changes() {
     let daemon = daemon();
     let client = Client::new(&daemon);
     let qp = client.qp_of(QpType::Rc);

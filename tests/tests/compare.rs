@@ -1,4 +1,4 @@
-//! `[wired] compare`: the daemon compares the PSNs and path MTUs of both ends, or not.
+//! `wired.compare`, which enables the comparison of the PSNs and path MTUs of both ends.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,8 @@ const HOSTS: [[u8; 4]; 2] = [[127, 0, 62, 1], [127, 0, 62, 2]];
 /// A timeout long enough for a connection on a busy machine.
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 0 };
 
-/// Fails after nine seconds, which is enough to find the reason even on a busy machine.
+/// A timeout after which requests fail in nine seconds. Even on a busy machine the daemon finds the
+/// reason earlier.
 const QUICK: Sending = Sending { timeout: 18, ..SENDING };
 
 struct End {
@@ -64,15 +65,15 @@ fn daemons(compare: [bool; 2]) -> [Daemon; 2] {
     })
 }
 
-/// Runs `does` with two ends of one daemon and two ends of two daemons. In parallel, because some
-/// wait for a request to fail.
-fn on_both_paths(compare: bool, does: impl Fn([End; 2]) + Sync) {
+/// Runs `test` with two ends at one daemon, and with two ends at different daemons. The runs are
+/// parallel, because some wait for a request to fail.
+fn on_both_paths(compare: bool, test: impl Fn([End; 2]) + Sync) {
     let [x, y] = &daemons([compare; 2]);
-    let does = &does;
+    let test = &test;
     std::thread::scope(|scope| {
         for [a, b] in [[x, x], [x, y], [y, x]] {
             let ends = [End::new(a), End::new(b)];
-            scope.spawn(move || does(ends));
+            scope.spawn(move || test(ends));
         }
     });
 }
@@ -95,7 +96,7 @@ fn refused([a, b]: [End; 2]) {
 
 /// The end with the lower address connects. In one setting it compares, in the other its peer does.
 #[test]
-fn it_is_enough_that_one_daemon_compares() {
+fn one_daemon_that_compares_is_enough() {
     for compare in [[true, false], [false, true]] {
         let [x, y] = daemons(compare);
         refused([End::new(&x), End::new(&y)]);
@@ -103,7 +104,7 @@ fn it_is_enough_that_one_daemon_compares() {
 }
 
 #[test]
-fn without_comparison_different_numbers_do() {
+fn different_numbers_work_without_comparison() {
     on_both_paths(false, |[a, b]| {
         a.to_rtr(&b, 1024, 8);
         b.to_rtr(&a, 4096, 9);
@@ -116,7 +117,7 @@ fn without_comparison_different_numbers_do() {
 }
 
 #[test]
-fn every_path_mtu_that_both_name_is_taken() {
+fn equal_path_mtus_are_accepted() {
     on_both_paths(true, |[a, b]| {
         for path_mtu in [256, 512, 1024, 2048, 4096] {
             for (end, to) in [(&a, &b), (&b, &a)] {

@@ -34,7 +34,7 @@ parts! {
     the_passive_end_disconnects_first: "passive first",
     both_ends_disconnect_at_once: "at once",
     pending_connection_can_be_disconnected: "too early",
-    what_was_sent_comes_before_the_end: "behind sends",
+    sent_messages_precede_the_disconnect: "behind sends",
     silent_peer_exit_is_noticed: "without a word",
     qp_may_be_destroyed_before_its_id: "queue pair first",
     a_queue_pair_moved_to_error_ends_its_connection: "errored",

@@ -15,7 +15,7 @@ use rnic_tests::{DEADLINE, Daemon, ports, tshark};
 const KEY: u32 = 0x0123_4567;
 const SENDING: Sending = Sending { sq_psn: 9, timeout: 0, retry_count: 0, rnr_retry: 0, ord: 0 };
 
-/// Address of the daemon, and an address that it takes for that of another host.
+/// Address of the daemon, and an address that it treats as another host's.
 const OWN: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 
@@ -41,7 +41,8 @@ impl End {
     }
 }
 
-/// Returns the socket of the other host, played by this test, at a port that is free everywhere.
+/// Returns the socket of the other host, played by this test, at a port that is free on every
+/// address.
 fn other_host() -> UdpSocket {
     let socket = UdpSocket::bind((OTHER, ports::unused_port())).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();

@@ -51,7 +51,7 @@ fn metadata() -> Value {
 /// Returns all external crates of each workspace.
 fn all_dependencies() -> Vec<Vec<Dependency>> {
     let mut all = vec![dependencies(&metadata())];
-    // Its crates are fetched when it is built.
+    // Fails where the plugin was never built, because cargo has not fetched its crates.
     match metadata_of(&root().join("deploy/device-plugin")) {
         Ok(metadata) => all.push(dependencies(&metadata)),
         Err(error) => rnic_tests::omit(&format!("the device plugin was not built here: {error}")),

@@ -22,7 +22,7 @@ impl Rig {
         let program = verbs::program(source, scratch.path())?;
         // Its own port, since daemons of one host that share a port confirm each other's requests.
         let port = ports::unused_port();
-        // With the addresses of the host, IDs of rdma_cm may listen at all of them.
+        // Without configured addresses, rdma_cm IDs may listen on all addresses of the host.
         let (gids, interface) = if source == SOURCE { (GIDS, "lo") } else { ("", "*") };
         let devices = devices.iter().map(|name| format!("{name} = \"{interface}\""));
         let devices = devices.collect::<Vec<_>>().join(", ");
@@ -31,7 +31,7 @@ impl Rig {
         Some(Rig { daemon, program, _scratch: scratch })
     }
 
-    /// Starts the program under rules of its own.
+    /// Starts the program with rules for its own session.
     fn program(&self, rules: &str, steps: &[&str]) -> Process {
         let mut command = verbs::command(&self.program, &self.daemon);
         command.args(steps).env("RNIC_FAULTS", rules).env_remove("RNIC_DEVICES");
@@ -64,7 +64,7 @@ impl Rig {
     }
 }
 
-/// Two GIDs on every host.
+/// Addresses for two GIDs, the same on every host.
 const GIDS: &str = "[device]\naddresses = [\"127.0.0.1\", \"127.0.0.2\"]\n";
 
 const SOURCE: &str = "tests/device_changes.c";
@@ -73,7 +73,7 @@ fn words(steps: &str) -> Vec<&str> {
     steps.split_whitespace().collect()
 }
 
-/// Runs the program under rules of its own on both paths, and compares its output.
+/// Runs the program with rules for its own session on both paths, and compares its output.
 fn check(devices: &[&str], rules: &str, steps: &str, printed: &[&str]) {
     for path in PATHS {
         let Some(rig) = Rig::start(path, devices, SOURCE) else { return };
@@ -91,8 +91,7 @@ fn verbs_of_a_removed_device_fail() {
     check(&["rail"], "do=device-removal verb=reg_mr nth=2", steps, &printed);
 }
 
-/// The Writes that have not begun are flushed. The first one has exhausted its retries, or is
-/// flushed like the others.
+/// The first Write exhausts its retries or is flushed. The others have not begun and are flushed.
 #[test]
 fn requests_of_a_removed_device_are_flushed() {
     for path in PATHS {
@@ -118,7 +117,7 @@ fn a_removed_device_returns() {
         program.line_after("wc 0");
         program.line_after("ready");
         rig.add("do=device-removal device=rail");
-        // Before the reply to the command.
+        // The files are removed before the daemon replies to the command.
         assert_eq!(rig.file("rail/ports/1/state"), None);
         let devices = rig.daemon.rnicctl(&["device", "list"]).stdout;
         let devices = String::from_utf8_lossy(&devices).into_owned();
@@ -133,7 +132,7 @@ fn a_removed_device_returns() {
         program.line_after("post EIO");
         program.line_after("open rail");
         program.line_after("wc 0");
-        // The new context has events of its own.
+        // The new context gets its own events.
         rig.add("do=event event=port-active device=rail");
         program.line_after("event 9 port 1");
         program.succeed();
@@ -146,7 +145,7 @@ fn only_selected_programs_lose_a_device() {
     let Some(rig) = Rig::start("direct", &["rail", "rail_b"], SOURCE) else { return };
     let mut program = rig.program("", &words("input list write1 wc1"));
     program.line_after("ready");
-    // Its context of the other device keeps the session and the rule.
+    // Its context on the other device keeps the session, and therefore the rule.
     let mut other = rig.program("do=device-removal device=rail_b", &words("list input list"));
     assert_eq!(other.line_after("devices"), "rail");
     other.line_after("ready");
@@ -169,7 +168,7 @@ fn one_rail_fails_and_the_other_continues() {
         program.line_after("wc 0");
         program.line_after("wc 0");
         program.line_after("ready");
-        // The rule concerns the QPs of the context's device.
+        // The rule affects only the QPs that were created on this device.
         rig.add("do=port-down device=rail_b");
         program.ask("", "event 10 port 1");
         program.line_after("link 2 32 4");
@@ -187,7 +186,7 @@ fn one_rail_fails_and_the_other_continues() {
         program.line_after("verbs EIO EIO");
         program.line_after("destroy 0");
         program.line_after("ready");
-        // Devices come and go while the program runs.
+        // A device can be added while the program runs.
         let added = rig.daemon.rnicctl(&["device", "add", "rail_c", "--netdev", "lo"]);
         assert!(added.status.success(), "{added:?}");
         program.ask("", "devices rail rail_c");
@@ -216,7 +215,7 @@ fn a_gid_vanishes_with_its_qps() {
         steps,
         &printed("gid ENODATA zero ENODATA zero 0", &lost),
     );
-    // The QPs have another GID.
+    // The QPs use another GID.
     check(
         &["rail"],
         "do=gid-change index=1 verb=reg_mr nth=2",
@@ -296,7 +295,7 @@ fn datagrams_of_a_changed_port_are_lost() {
 }
 
 #[test]
-fn a_link_has_another_speed() {
+fn the_link_speed_changes() {
     check(
         &["rail"],
         "do=speed-change speed=qdr width=1x verb=reg_mr nth=2",
@@ -313,7 +312,7 @@ fn a_link_has_another_speed() {
     rig.await_file("rail/ports/1/pkeys/0", "0xffff");
 }
 
-/// On both kinds of devices.
+/// On a RoCE device and on the iWARP device.
 #[test]
 fn ids_of_a_removed_device_get_its_event() {
     for path in PATHS {
@@ -323,7 +322,8 @@ fn ids_of_a_removed_device_get_its_event() {
             command.env("RNIC_DEVICES", device);
             let mut program = Process::start(command);
             program.line_after("ready");
-            // With one device left, new IDs would use it, even if RNIC_DEVICES does not contain it.
+            // The rule removes both devices: otherwise new IDs would use the other device, even if
+            // RNIC_DEVICES does not contain it.
             rig.add("do=device-removal");
             program.ask("", "ready");
             rig.clear();

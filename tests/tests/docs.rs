@@ -94,7 +94,6 @@ fn unsafe_is_only_where_documented() {
     }
 }
 
-/// The pages name the minimum Rust version of the manifest.
 #[test]
 fn pages_name_the_minimum_rust_of_the_manifest() {
     let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();

@@ -25,7 +25,7 @@ fn join(
 }
 
 #[test]
-fn a_listener_on_any_address_is_found_under_each() {
+fn listener_is_reachable_at_each_bound_address() {
     for path in PATHS {
         let daemon = Daemon::start(&engine(2, path));
         let a = Client::new(&daemon);
@@ -160,7 +160,7 @@ fn a_taken_tcp_port_is_refused_with_the_key() {
 /// A program without posted receives is notified that its peer has disconnected, and still receives
 /// the messages sent earlier.
 #[test]
-fn disconnect_behind_held_messages_is_reported() {
+fn disconnect_after_waiting_messages_is_reported() {
     let daemon = Daemon::start(&engine(2, "tcp"));
     let a = Client::new(&daemon);
     let b = Client::new(&daemon);

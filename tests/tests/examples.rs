@@ -78,7 +78,7 @@ fn pingpong_works_within_a_host_and_between_two() {
     }
 }
 
-/// Each message has its own content, so echoing the previous one unchanged is an error.
+/// Each message has its own content, so an end that echoes the previous message causes an error.
 #[test]
 fn damaged_message_is_noticed_by_both_ends() {
     let daemon = Daemon::start("");

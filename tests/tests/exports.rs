@@ -31,7 +31,7 @@ fn libraries_export_exactly_the_abi_symbols() {
 /// A second copy of a library of this project would have its own state, and a system library might
 /// be missing.
 #[test]
-fn they_need_the_c_library_and_each_other() {
+fn libraries_need_only_libc_and_each_other() {
     let c = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
     let of_c = |needed: &String| c.contains(&&**needed) || needed.starts_with("ld-linux");
     let needed = |soname: &str| {
@@ -46,7 +46,7 @@ fn they_need_the_c_library_and_each_other() {
     }
 }
 
-/// Tables that start with zeros only take no place in the files.
+/// Tables that are initially zero take no space in the files.
 #[test]
 fn files_have_little_initialised_data() {
     for file in [PathBuf::from(built::program("rnicd")), library("libibverbs.so.1")] {

@@ -1,5 +1,5 @@
-//! Fault rules for calls that the library carries out without the daemon: posts, polls and
-//! resolutions of a verbs program and of a native one.
+//! Fault rules for calls that the library executes without the daemon: posts, polls and resolutions
+//! of a verbs program and of a native program.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -135,7 +135,7 @@ fn queries_and_address_handles_fail() {
 }
 
 #[test]
-fn a_forked_child_does_not_ask() {
+fn a_forked_child_sends_no_call_request() {
     check(
         "do=fail errno=ENOMEM verb=poll_cq nth=1",
         &["fork", "poll", "poll"],
@@ -172,7 +172,8 @@ fn resolutions_fail_at_once_or_by_an_event() {
     );
 }
 
-/// A rule acts on the first call after `rnicctl fault add`, and no more after `fault clear`.
+/// A rule takes effect on the first call after `rnicctl fault add`, and on no call after
+/// `fault clear`.
 #[test]
 fn set_rules_select_objects_of_calls() {
     for path in PATHS {
@@ -262,7 +263,7 @@ fn native_posts_fail_with_a_refusal() {
 }
 
 #[test]
-fn an_admitted_batch_is_not_asked_again() {
+fn an_admitted_batch_is_not_checked_again() {
     let daemon = Daemon::start("");
     let client = Client::new(&daemon);
     let [a, b] = pair(&client);
@@ -306,10 +307,10 @@ fn native_leases_polls_and_waits_fail() {
     client.cq.arm(Arm::Next).unwrap();
 }
 
-/// A daemon that has ended leaves completions in the queue, which the program polls as without
-/// rules.
+/// After the daemon has stopped, the program polls the completions left in the queue, although a
+/// rule applies to polls.
 #[test]
-fn polls_go_on_after_the_daemon_with_rules() {
+fn polls_under_rules_outlast_the_daemon() {
     let daemon = Daemon::start("");
     let client = Client::new(&daemon);
     let [a, b] = pair(&client);

@@ -17,7 +17,7 @@ const DISCONNECTED: &str = "RDMA_CM_EVENT_DISCONNECTED 0";
 const TIMEWAIT_EXIT: &str = "RDMA_CM_EVENT_TIMEWAIT_EXIT 0";
 const TIMED_OUT: &str = "RDMA_CM_EVENT_UNREACHABLE -110";
 
-/// The daemons of both ends, which are the same or two.
+/// The daemons of both ends: one daemon for both, or one for each.
 struct Rig {
     passive: Daemon,
     active: Option<Daemon>,
@@ -39,7 +39,7 @@ impl Rig {
         Some(Rig { passive, active: None, at, device, program, _scratch: scratch })
     }
 
-    /// Starts two daemons with an address each.
+    /// Starts two daemons, each with its own address.
     fn two(device: &'static str, config: &str) -> Option<Rig> {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program("tests/fault_connections.c", scratch.path())?;
@@ -65,7 +65,7 @@ impl Rig {
         Process::start(command)
     }
 
-    /// Starts the passive end, under rules of its own. Returns it with its port.
+    /// Starts the passive end with rules for its session. Returns the process and its port.
     fn listens(&self, rules: &str, steps: &[&str]) -> (Process, String) {
         let mut end = self.start(&self.passive, rules, &[&["listen", self.at], steps].concat());
         let port = end.line_after("port ");
@@ -76,7 +76,7 @@ impl Rig {
         self.start(self.active(), rules, &[&["ask", self.at, port], steps].concat())
     }
 
-    /// Checks that neither daemon has kept anything.
+    /// Checks that no objects are left in the daemons.
     fn is_empty(&self) {
         for daemon in [Some(&self.passive), self.active.as_ref()].into_iter().flatten() {
             daemon.is_empty();
@@ -118,8 +118,8 @@ const SEEN_BY_PASSIVE: [&str; 6] =
     [REQUEST, ESTABLISHED, "receive 0", DISCONNECTED, TIMEWAIT_EXIT, "ready"];
 const SEEN_BY_ACTIVE: [&str; 4] = [ESTABLISHED, "wc 0", DISCONNECTED, TIMEWAIT_EXIT];
 
-/// Connects both ends under rules on the RoCE device. Their output is that without rules. The
-/// passive end waits for the other.
+/// Connects both ends on the RoCE device under rules, and checks that their output is the same as
+/// without rules. The passive end exits last.
 fn connect_under(rig: &Rig, of_active: &str, of_passive: &str) {
     let steps = [&PASSIVE[..], &["input", "silent"]].concat();
     let (mut passive, port) = rig.listens(of_passive, &steps);
@@ -159,7 +159,8 @@ fn a_missing_mpa_reply_times_out() {
     }
 }
 
-/// By a rule of this end, and by one of the peer, which sends it.
+/// A rule of the active end rejects the request locally. A rule of the passive end sends the
+/// rejection.
 #[test]
 fn a_rejection_has_private_data() {
     for (device, seen, of_passive) in [
@@ -183,10 +184,10 @@ fn a_rejection_has_private_data() {
     }
 }
 
-/// Each event is acknowledged, and has its own private data. An event that is not fetched ends
-/// with its id.
+/// Each copy of an event has its own private data and must be acknowledged. A copy that is not
+/// fetched is discarded with its id.
 #[test]
-fn events_of_rdma_cm_come_twice() {
+fn rdma_cm_events_are_repeated() {
     for (device, established) in [
         (IWARP, "RDMA_CM_EVENT_ESTABLISHED 0 2 6869"),
         (ROCE, "RDMA_CM_EVENT_ESTABLISHED 0 196 6869"),
@@ -205,7 +206,7 @@ fn events_of_rdma_cm_come_twice() {
                     let twice = [established, established, established, "wc 0", established];
                     [&twice[..], &[DISCONNECTED; 2]].concat()
                 } else {
-                    // The second DISCONNECTED is left.
+                    // The second DISCONNECTED is not fetched.
                     vec![established, "wc 0", established, DISCONNECTED]
                 };
                 assert_eq!(active.succeed(), seen, "{device}");
@@ -219,7 +220,7 @@ fn events_of_rdma_cm_come_twice() {
 }
 
 #[test]
-fn events_of_rdma_cm_are_lost() {
+fn rdma_cm_events_are_lost() {
     for (device, rejected) in
         [(IWARP, "RDMA_CM_EVENT_REJECTED -111"), (ROCE, "RDMA_CM_EVENT_REJECTED 28")]
     {
@@ -254,8 +255,7 @@ fn rdma_get_cm_event_fails() {
     }
 }
 
-/// A reply that comes after the deadline finds no request, and a QP that is destroyed before it
-/// has none.
+/// A reply after the deadline has no effect. A QP that is destroyed before its reply sends none.
 #[test]
 fn an_mpa_reply_comes_too_late() {
     for rig in rigs(IWARP, "[mpa]\nreply_deadline = \"20s\"\n") {
@@ -266,14 +266,15 @@ fn an_mpa_reply_comes_too_late() {
         let (passive, port) = rig.listens("do=late-reply by=1h", &["event", "accept"]);
         let active = rig.asks(&port, "", &["event", "silent"]);
         assert_eq!(lines_of(passive), [REQUEST]);
-        // The program rejects, or its session ends first and the stream is closed.
+        // The passive program rejects the request, or its session ends first, which closes the
+        // stream.
         let seen = active.succeed();
         assert!(seen.len() == 1 && seen[0] != ESTABLISHED, "{seen:?}");
         rig.is_empty();
     }
 }
 
-/// REP is not sent, however often it is repeated, until the rule is cleared.
+/// Neither REP nor its repetitions are sent until the rule is cleared.
 #[test]
 fn rep_is_held_back_until_its_rule_is_cleared() {
     for rig in rigs(ROCE, "") {
@@ -291,8 +292,9 @@ fn rep_is_held_back_until_its_rule_is_cleared() {
     }
 }
 
-/// DREQ is repeated for its own loss and for that of DREP. The second DREP belongs to no program,
-/// because the connection has ended there.
+/// DREQ is repeated after its own loss and after the loss of DREP. By the second DREP the
+/// connection of the passive end has ended, so that DREP belongs to no program and no rule counts
+/// it.
 #[test]
 fn lost_connection_messages_are_repeated() {
     for rig in [Rig::one(ROCE, ""), Rig::two(ROCE, "")].into_iter().flatten() {
@@ -314,7 +316,7 @@ fn lost_connection_messages_are_repeated() {
     }
 }
 
-/// A lost SIDR request is repeated, and a request that comes again gets the lost reply again.
+/// A lost SIDR request is repeated, and a repeated request gets the lost reply again.
 #[test]
 fn lost_sidr_messages_are_repeated() {
     for path in PATHS {
@@ -333,8 +335,8 @@ fn lost_sidr_messages_are_repeated() {
     }
 }
 
-/// A request that arrives twice is one request. The copy is answered with MRA while the request is
-/// undecided, and with another REP later.
+/// A request that arrives twice is handled once. The daemon answers the copy with MRA while the
+/// request is undecided, and later with another REP.
 #[test]
 fn duplicate_connection_messages_have_no_effect() {
     for rig in rigs(ROCE, "") {
@@ -367,7 +369,8 @@ fn the_first_send_replaces_a_lost_rtu() {
     }
 }
 
-/// Otherwise the peer would see the end of a connection that it does not have.
+/// The end of a session first sends the session's delayed RTU. Otherwise the peer would see the end
+/// of a connection that was never established.
 #[test]
 fn delayed_messages_leave_with_their_session() {
     for rig in rigs(ROCE, "") {
@@ -459,7 +462,7 @@ fn actions_have_the_same_effect_on_both_devices() {
     }
 }
 
-/// The request in progress is flushed, or on RC not acknowledged.
+/// The request in progress is flushed. On RC it is not acknowledged.
 #[test]
 fn a_stream_ends_inside_an_fpdu() {
     let all = |device| [Rig::one(device, &on_path("tcp")), Rig::two(device, "")];

@@ -1,4 +1,4 @@
-//! Fault rules, as programs meet them: a verbs program under `RNIC_FAULTS` and `rnicctl fault`, and
+//! Fault rules as programs see them: a verbs program under `RNIC_FAULTS` and `rnicctl fault`, and
 //! `rnicd exec --faults`.
 
 use std::io::Write;
@@ -33,12 +33,12 @@ impl Rig {
         command
     }
 
-    /// Runs the program under rules of its own. Returns what it printed.
+    /// Runs the program with rules for its own session. Returns its output.
     fn run(&self, rules: &str, steps: &[&str]) -> Vec<String> {
         Process::start(self.command(rules, steps)).succeed()
     }
 
-    /// Returns the rules of the diagnoses that name this fault.
+    /// Returns the number of diagnoses that name this fault.
     fn log_of(&self, fault: &str) -> usize {
         let log = self.daemon.json(&["fault", "log"]);
         let rule = format!("injected by fault {fault}");
@@ -46,7 +46,7 @@ impl Rig {
     }
 }
 
-/// Runs the program under rules of its own on both paths, and compares its output.
+/// Runs the program with rules for its own session on both paths, and compares its output.
 fn check(rules: &str, steps: &[&str], printed: &[&str]) {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
@@ -108,7 +108,7 @@ fn held_completions_come_in_batches() {
 }
 
 #[test]
-fn a_flush_may_be_late_or_never_come() {
+fn a_flush_completion_is_held_or_lost() {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
         let steps = ["write", "wc", "error", "write", "no_wc", "input", "wc", "state"];
@@ -154,7 +154,7 @@ fn completion_events_are_held_lost_and_added() {
     );
 }
 
-/// The event is not lost.
+/// A failed call does not lose the event.
 #[test]
 fn ibv_get_cq_event_fails() {
     check(
@@ -246,7 +246,8 @@ fn a_port_that_stays_down_exhausts_retries() {
 }
 
 /// UCX gives up when the retries of its RC QPs are exhausted (`UCX_RC_TIMEOUT`,
-/// `UCX_RC_RETRY_COUNT`). Only these read: its UD QPs send before there are RC QPs.
+/// `UCX_RC_RETRY_COUNT`). The rules select Reads, because the UD QPs of UCX send before it creates
+/// RC QPs.
 #[test]
 fn an_mpi_job_outlasts_a_flap_within_its_retries() {
     let Some(collectives) = Collectives::build() else { return };
@@ -267,7 +268,7 @@ fn a_device_fails() {
         let Some(rig) = Rig::start(path) else { return };
         let steps = ["write", "event", "event", "event", "state"];
         let mut printed = rig.run("do=device-fatal opcode=write nth=1", &steps);
-        // The QPs fail on workers of their own.
+        // The QPs fail on different workers, so the order of the events varies.
         printed.sort();
         assert_eq!(printed, ["event 1 qp 0", "event 1 qp 1", "event 8", "state 6 6"], "{path}");
     }
@@ -340,7 +341,7 @@ fn wrong_rules_name_the_word() {
     }
 }
 
-/// They are not shown as faults, and last as long as the daemon.
+/// The rules of a profile are not listed as faults, and last as long as the daemon.
 #[test]
 fn rules_of_a_profile_concern_its_devices() {
     for path in PATHS {
@@ -371,7 +372,6 @@ fn rules_of_a_profile_concern_its_devices() {
     }
 }
 
-/// A rule of the profile has no precedence over one of a user.
 #[test]
 fn rules_of_users_precede_those_of_a_profile() {
     let scratch = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ fn seconds() -> String {
 }
 
 /// Starts a client process. For root, `n` chooses its user and namespaces.
-fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
+fn client(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
     if !rustix::process::getuid().is_root() {
         rnic_tests::omit("not root: all clients run as the same user");
         return daemon.actor(part);
@@ -43,12 +43,12 @@ fn attack(config: &str, seeds: [u64; 3]) {
     let start = daemon.at_rest();
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
-    let mut visitor = somebody(&daemon, 0, &["traffic", &address, "9"]);
+    let mut visitor = client(&daemon, 0, &["traffic", &address, "9"]);
     visitor.line_after("under way");
     let attackers: Vec<Process> = seeds
         .into_iter()
         .enumerate()
-        .map(|(n, seed)| somebody(&daemon, n, &["attack", &seed.to_string(), &seconds(), &address]))
+        .map(|(n, seed)| client(&daemon, n, &["attack", &seed.to_string(), &seconds(), &address]))
         .collect();
     for attacker in attackers {
         let (status, lines) = attacker.finish_within(seconds().parse::<u64>().unwrap() + 600);
@@ -76,12 +76,12 @@ fn attack(config: &str, seeds: [u64; 3]) {
 }
 
 #[test]
-fn beside_the_direct_path_with_three_workers() {
+fn attack_on_three_workers_with_the_direct_path() {
     attack("[engine]\nworkers = 3\n", [1, 2, 5]);
 }
 
 #[test]
-fn beside_tcp_with_one_worker() {
+fn attack_on_one_worker_over_tcp() {
     attack("[engine]\nworkers = 1\nloopback = \"tcp\"\n", [3, 4, 6]);
 }
 
@@ -93,7 +93,7 @@ fn ticks(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn sessions_left_in_ruins_cost_no_cpu() {
+fn corrupted_sessions_cost_no_cpu() {
     for config in ["[engine]\nworkers = 2\n", "[engine]\nloopback = \"tcp\"\n"] {
         let daemon = Daemon::start(config);
         let lingering: Vec<_> =

@@ -51,14 +51,14 @@ fn mutate(frame: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 /// Corrupts a ULPDU and adds a correct CRC, so that the error is detected after the CRC check.
-fn mutate_behind_crc(ulpdu: &mut Vec<u8>, rng: &mut Rng) -> Vec<u8> {
+fn mutate_with_valid_crc(ulpdu: &mut Vec<u8>, rng: &mut Rng) -> Vec<u8> {
     mutate(ulpdu, rng);
     fpdu(ulpdu)
 }
 
 /// Closes a connection in one of several ways. Returns the stream if only the sending side is
 /// closed.
-fn part(peer: TcpStream, rng: &mut Rng) -> Option<TcpStream> {
+fn close(peer: TcpStream, rng: &mut Rng) -> Option<TcpStream> {
     match rng.below(3) {
         0 => set_socket_linger(&peer, Some(Duration::ZERO)).unwrap(),
         1 => {}
@@ -69,15 +69,15 @@ fn part(peer: TcpStream, rng: &mut Rng) -> Option<TcpStream> {
 }
 
 /// Waits until the other end has closed the connection.
-fn parted(peer: Option<TcpStream>) {
+fn await_close(peer: Option<TcpStream>) {
     if let Some(mut peer) = peer {
-        let said = wire::ending(&mut peer);
-        assert!(!matches!(said, Ending::Silence(_)), "{said:?}");
+        let ending = wire::ending(&mut peer);
+        assert!(!matches!(ending, Ending::Silence(_)), "{ending:?}");
     }
 }
 
-/// Waits for the end of a connection of any kind, and discards its completions.
-fn over(target: &Target, qp: Qp) {
+/// Waits until the connection of a QP has ended in any way, and discards its completions.
+fn await_end(target: &Target, qp: Qp) {
     match qp.wait_connected(Some(DEADLINE)) {
         Ok(_) => drop(qp.wait_disconnected(Some(DEADLINE)).unwrap()),
         Err(Error::Unreachable { .. } | Error::Disconnected(_)) => {}
@@ -136,7 +136,7 @@ fn malformed_requests_harm_only_their_sender() {
             mutate(&mut frame, &mut rng);
             wire::send_bytes(&mut peer, &frame);
         } else if phase == 2 {
-            wire::send_bytes(&mut peer, &mutate_behind_crc(&mut first, &mut rng));
+            wire::send_bytes(&mut peer, &mutate_with_valid_crc(&mut first, &mut rng));
         } else {
             wire::send_bytes(&mut peer, &fpdu(&first));
         }
@@ -153,7 +153,7 @@ fn malformed_requests_harm_only_their_sender() {
             }
             4 => {
                 wire::send_bytes(&mut peer, &fpdu(&next));
-                wire::send_bytes(&mut peer, &mutate_behind_crc(&mut next, &mut rng));
+                wire::send_bytes(&mut peer, &mutate_with_valid_crc(&mut next, &mut rng));
             }
             // Nothing may follow a Terminate.
             5 => {
@@ -163,9 +163,9 @@ fn malformed_requests_harm_only_their_sender() {
             }
             _ => {}
         }
-        let peer = part(peer, &mut rng);
-        over(&target, qp);
-        parted(peer);
+        let peer = close(peer, &mut rng);
+        await_end(&target, qp);
+        await_close(peer);
     }
     let mut bytes = vec![0xFF; LEN];
     private.read_at(0, &mut bytes).unwrap();
@@ -212,13 +212,13 @@ fn malformed_replies_harm_only_their_sender() {
                 wire::send_bytes(&mut peer, &reply);
             }
         }
-        let peer = part(peer, &mut rng);
+        let peer = close(peer, &mut rng);
         match qp.wait_connected(Some(DEADLINE)) {
             Ok(_) => drop(qp.wait_disconnected(Some(DEADLINE)).unwrap()),
             Err(Error::TimedOut { what }) => panic!("{what}"),
             Err(_) => {}
         }
-        parted(peer);
+        await_close(peer);
     }
     drop(target);
     daemon.shrinks_to(start);
@@ -372,7 +372,7 @@ fn stag_guesser_is_refused_for_a_while() {
             other => panic!("{other:?}"),
         }
         drop(peer);
-        over(&target, qp);
+        await_end(&target, qp);
     }
     // The control thread may process the last guess a moment later.
     let address = target.listener.local_addr();
@@ -395,17 +395,17 @@ fn stag_guesser_is_refused_for_a_while() {
             break;
         }
     }
-    let said = daemon.stop();
-    let told: Vec<_> = said.iter().filter(|l| l.contains("used 5 invalid STags")).collect();
-    assert_eq!(told.len(), 1, "{said:?}");
-    assert!(told[0].contains("127.0.0.1"), "{told:?}");
+    let log = daemon.stop();
+    let lines: Vec<_> = log.iter().filter(|l| l.contains("used 5 invalid STags")).collect();
+    assert_eq!(lines.len(), 1, "{log:?}");
+    assert!(lines[0].contains("127.0.0.1"), "{lines:?}");
 }
 
 /// One end of a ping-pong.
 struct Player {
     qp: Qp,
     cq: Cq,
-    ball: Mr,
+    message: Mr,
 }
 
 impl Player {
@@ -414,26 +414,26 @@ impl Player {
         let cq = context.create_cq(64, None).unwrap();
         let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
         let buffer = context.create_shared_buffer(4096).unwrap();
-        let ball = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
-        let player = Player { qp, cq, ball };
-        player.expect();
+        let message = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
+        let player = Player { qp, cq, message };
+        player.post_recv();
         player
     }
 
-    fn expect(&self) {
-        self.qp.post_recv(&[RecvRequest::new(1, &[self.ball.sge(0, 8)])]).unwrap();
+    fn post_recv(&self) {
+        self.qp.post_recv(&[RecvRequest::new(1, &[self.message.sge(0, 8)])]).unwrap();
     }
 
-    fn throw(&self) {
+    fn send(&self) {
         self.qp.post_send(&[SendRequest::send_inline(2, b"pingpong").signaled()]).unwrap();
     }
 
-    fn catch(&self) {
+    fn receive(&self) {
         let mut one = [Completion::default()];
         loop {
             assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
             if one[0].ok().unwrap().opcode == CompletionOpcode::Receive {
-                return self.expect();
+                return self.post_recv();
             }
         }
     }
@@ -446,14 +446,14 @@ fn median_round_trip(ping: &Player, pong: &Player) -> Duration {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
-                pong.catch();
-                pong.throw();
+                pong.receive();
+                pong.send();
             }
         });
         for _ in 0..ROUNDS {
             let begun = Instant::now();
-            ping.throw();
-            ping.catch();
+            ping.send();
+            ping.receive();
             times.push(begun.elapsed());
         }
     });

@@ -97,13 +97,13 @@ fn paths(text: &str, start: &str) -> BTreeSet<String> {
         let is_visibility = text[..at].ends_with("pub(in ");
         if !is_visibility && !before.is_some_and(|c| c.is_ascii_alphanumeric() || "_:".contains(c))
         {
-            spell_out(&text[at + start.len()..], "", &mut found);
+            expand(&text[at + start.len()..], "", &mut found);
         }
     }
     found
 }
 
-fn spell_out(text: &str, prefix: &str, found: &mut BTreeSet<String>) {
+fn expand(text: &str, prefix: &str, found: &mut BTreeSet<String>) {
     if let Some(inner) = text.strip_prefix('{') {
         let mut depth = 0;
         let mut from = 0;
@@ -112,7 +112,7 @@ fn spell_out(text: &str, prefix: &str, found: &mut BTreeSet<String>) {
                 '{' => depth += 1,
                 '}' if depth > 0 => depth -= 1,
                 ',' | '}' if depth == 0 => {
-                    spell_out(inner[from..at].trim(), prefix, found);
+                    expand(inner[from..at].trim(), prefix, found);
                     from = at + 1;
                     if c == '}' {
                         return;
@@ -127,7 +127,7 @@ fn spell_out(text: &str, prefix: &str, found: &mut BTreeSet<String>) {
     let (name, rest) = text.split_at(end);
     let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}::{name}") };
     match rest.strip_prefix("::") {
-        Some(rest) => spell_out(rest, &path, found),
+        Some(rest) => expand(rest, &path, found),
         None if !name.is_empty() => drop(found.insert(path)),
         None => {}
     }
@@ -213,25 +213,25 @@ fn names(text: &str, word: &str) -> bool {
         let after = text[at + word.len()..].chars().next();
         !before.is_some_and(part_of_a_name) && !after.is_some_and(part_of_a_name)
     });
-    let spelled_out = word.split_once("::").is_some_and(|(start, rest)| {
+    let expanded = word.split_once("::").is_some_and(|(start, rest)| {
         let within = |path: &String| path == rest || path.starts_with(&format!("{rest}::"));
         paths(text, &format!("{start}::")).iter().any(within)
     });
-    whole || spelled_out
+    whole || expanded
 }
 
 #[test]
-fn no_files_import_each_other_in_a_circle() {
+fn no_files_import_each_other_cyclically() {
     for row in table("| folder without cycles |") {
         for folder in &row[0] {
-            let circle = circle(folder);
-            assert!(circle.is_empty(), "{folder}: {}", circle.join(" -> "));
+            let cycle = cycle(folder);
+            assert!(cycle.is_empty(), "{folder}: {}", cycle.join(" -> "));
         }
     }
 }
 
 /// Returns a cycle of files in a folder, or an empty list.
-fn circle(folder: &str) -> Vec<String> {
+fn cycle(folder: &str) -> Vec<String> {
     let files = sources(folder);
     let src = format!("{}/src", crate_of(folder));
     let modules: BTreeMap<String, String> = files
@@ -254,13 +254,14 @@ fn circle(folder: &str) -> Vec<String> {
         left.retain(|module| !free.contains(module));
     }
     let Some(start) = left.first() else { return Vec::new() };
-    let mut way = vec![(*start).clone()];
+    let mut chain = vec![(*start).clone()];
     loop {
-        let next = arrows[way.last().unwrap()].iter().find(|to| left.contains(to)).unwrap().clone();
-        let again = way.iter().position(|module| *module == next);
-        way.push(next);
+        let next =
+            arrows[chain.last().unwrap()].iter().find(|to| left.contains(to)).unwrap().clone();
+        let again = chain.iter().position(|module| *module == next);
+        chain.push(next);
         if let Some(again) = again {
-            return way.split_off(again);
+            return chain.split_off(again);
         }
     }
 }
@@ -278,7 +279,7 @@ fn targets(module: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet
     let text = text.split("pub(in ").map(|part| part.strip_prefix("crate::").unwrap_or(part));
     let text = text.collect::<Vec<_>>().join("pub(in ");
     let without_reexports: String =
-        text.split_inclusive(';').filter(|part| handed_on(part).is_none()).collect();
+        text.split_inclusive(';').filter(|part| reexported(part).is_none()).collect();
     let mut found: Vec<String> = paths(&without_reexports, "crate::").into_iter().collect();
     let own = paths(&without_reexports, "self::");
     found.extend(own.iter().map(|path| format!("{module}::{path}")));
@@ -306,9 +307,9 @@ fn resolve(path: &str, all: &BTreeMap<String, String>) -> Option<String> {
     }
     let (module, name) = path.rsplit_once("::")?;
     let Some(text) = all.get(module) else { return resolve(module, all) };
-    for handed_on in text.split(';').filter_map(handed_on) {
+    for reexported in text.split(';').filter_map(reexported) {
         let mut named = BTreeSet::new();
-        spell_out(handed_on, "", &mut named);
+        expand(reexported, "", &mut named);
         if let Some(from) = named.iter().find(|from| from.rsplit("::").next() == Some(name)) {
             let from = from.strip_prefix("self::").unwrap_or(from);
             return match from.strip_prefix("crate::") {
@@ -323,7 +324,7 @@ fn resolve(path: &str, all: &BTreeMap<String, String>) -> Option<String> {
 }
 
 /// Returns the paths of a `pub use` of any visibility.
-fn handed_on(part: &str) -> Option<&str> {
+fn reexported(part: &str) -> Option<&str> {
     let rest = part.trim_start().strip_prefix("pub")?;
     let rest = rest.strip_prefix('(').map_or(Some(rest), |rest| Some(rest.split_once(')')?.1))?;
     rest.trim_start().strip_prefix("use ")

@@ -26,7 +26,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
     let actor = |uid, part: &[&str]| {
         if root { daemon.actor_as(uid, part) } else { daemon.actor(part) }
     };
-    let mut partners_told = 0;
+    let mut notified_peers = 0;
     let mut under_way = 0;
     for round in 0..rounds() {
         let mut server = actor(61_006, &["serve"]);
@@ -46,7 +46,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
             if round % 3 != 0 {
                 let end = server.line_after("ended after ");
                 assert!(end.contains("Lost") || end.contains("Terminate"), "{end}");
-                partners_told += 1;
+                notified_peers += 1;
             }
             server.kill();
         } else {
@@ -54,10 +54,10 @@ fn killed_in_the_middle(config: &str, seed: u64) {
             for visitor in visitors {
                 let (status, lines) = visitor.finish();
                 assert!(!status.success(), "{lines:?}");
-                let told = lines.iter().find(|l| l.starts_with("actor: "));
-                let told = told.unwrap_or_else(|| panic!("{lines:?}"));
-                assert!(!told.contains("CORRUPTED") && !told.contains("in time"), "{told}");
-                partners_told += 1;
+                let error = lines.iter().find(|l| l.starts_with("actor: "));
+                let error = error.unwrap_or_else(|| panic!("{lines:?}"));
+                assert!(!error.contains("CORRUPTED") && !error.contains("in time"), "{error}");
+                notified_peers += 1;
             }
         }
         if round == 7 {
@@ -66,7 +66,7 @@ fn killed_in_the_middle(config: &str, seed: u64) {
             start.resident = settled.resident;
         }
     }
-    assert!(partners_told > rounds() / 2 && under_way > rounds() / 2);
+    assert!(notified_peers > rounds() / 2 && under_way > rounds() / 2);
     let end = daemon.shrinks_to(start);
     assert_eq!(end.threads, start.threads);
     assert!(end.resident <= start.resident + 1024, "{start:?} has become {end:?}");
@@ -155,7 +155,7 @@ fn waiters_and_pollers_notice_a_killed_daemon() {
 }
 
 #[test]
-fn a_killed_daemon_s_socket_is_taken_over() {
+fn the_socket_of_a_killed_daemon_is_taken_over() {
     let daemon = Daemon::start("");
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");

@@ -4,8 +4,8 @@
 use rnic_client::{Access, CompletionStatus, Context, Lease, ListKind, Posted, Rows};
 use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, engine};
 
-/// Waits for the completion of a posted lease.
-fn back(end: &End, posted: Posted) -> Lease {
+/// Waits for the completion of a posted lease. Returns the lease.
+fn reclaim(end: &End, posted: Posted) -> Lease {
     let completion = end.completion();
     assert_eq!(completion.wr_id, posted.wr_id());
     completion.ok().unwrap();
@@ -30,8 +30,8 @@ fn slices_are_leased_and_returned_by_every_op() {
             let mut out = of_a.lease(..100_000).unwrap();
             out.fill(round);
             let sent = a.qp.post_send_leased(out.send(2)).unwrap();
-            assert!(back(&b, posted).iter().all(|byte| *byte == round), "{path} {round}");
-            drop(back(&a, sent));
+            assert!(reclaim(&b, posted).iter().all(|byte| *byte == round), "{path} {round}");
+            drop(reclaim(&a, sent));
         }
         // One-sided, to and from a region of the other end.
         let buffer = context.create_shared_buffer(1 << 20).unwrap();
@@ -40,10 +40,10 @@ fn slices_are_leased_and_returned_by_every_op() {
         let mut out = of_a.lease(..1000).unwrap();
         out.copy_from_slice(&[9; 1000]);
         let mut out =
-            back(&a, a.qp.post_send_leased(out.write(3, target.remote().at(77))).unwrap());
+            reclaim(&a, a.qp.post_send_leased(out.write(3, target.remote().at(77))).unwrap());
         out.fill(0);
         let read = out.read(4, target.remote().at(77));
-        assert_eq!(&back(&a, a.qp.post_send_leased(read).unwrap())[..], [9; 1000], "{path}");
+        assert_eq!(&reclaim(&a, a.qp.post_send_leased(read).unwrap())[..], [9; 1000], "{path}");
     }
 }
 

@@ -17,7 +17,7 @@ fn every_path_call_finds_the_devices() {
 }
 
 #[test]
-fn rnic_run_has_them_shown() {
+fn rnic_run_shows_the_devices() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/looks.c", scratch.path()) else { return };
     let tree = scratch.path().join("elsewhere");
@@ -44,7 +44,7 @@ fn rnic_run(daemon: &Daemon, options: &[&str]) -> Command {
     command
 }
 
-/// Runs a script of a shell and returns its output.
+/// Runs a shell script and returns its output.
 fn shell(daemon: &Daemon, options: &[&str], script: &str) -> Vec<String> {
     let mut command = rnic_run(daemon, options);
     command.args(["bash", "-c", &format!("set -e; {script}")]);
@@ -208,7 +208,7 @@ fn tree_has_the_devices_of_the_program() {
     assert_eq!(shell(&daemon, &devices, list), ["rnicd0", "third"]);
     let siw = Daemon::start("[wired]\nprofile = \"siw\"\n");
     assert_eq!(shell(&siw, &["--as", "siw"], script), [of(0)]);
-    // A device that does not exist has no files, as verbs shows no device.
+    // A device that does not exist has no files, just as verbs lists no such device.
     let other = "RNIC_DEVICES=mlx5_0 ls /sys/class/infiniband 2>&1 || echo none";
     assert!(shell(&daemon, &[], other).concat().ends_with("none"));
     let outside = "RNIC_DEVICES=../.. ls /sys/class/infiniband";

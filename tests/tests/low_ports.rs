@@ -18,7 +18,7 @@ fn low_port() -> Option<u16> {
 }
 
 #[test]
-fn low_ports_take_root_or_a_rule() {
+fn low_ports_need_root_or_a_rule() {
     let port = if rustix::process::geteuid().is_root() { low_port() } else { None };
     let Some(port) = port else {
         return omit("low ports require root and the default net.ipv4.ip_unprivileged_port_start");
@@ -37,7 +37,7 @@ fn low_ports_take_root_or_a_rule() {
     for space in ["connections", "datagrams"] {
         let said = binds(USER, space);
         assert!(said.contains("not allowed by listen") && said.contains("unprivileged"), "{said}");
-        assert!(binds(NAMED, space).contains("bound"), "{space}: a rule names it");
+        assert!(binds(NAMED, space).contains("bound"), "{space}: a rule allows the port");
         assert!(binds(0, space).contains("bound"), "{space}: root");
     }
     // A source port needs the same permission as a listening port.

@@ -218,8 +218,8 @@ impl Player {
         Player { qp, cq, channel, slept: 0 }
     }
 
-    /// Waits for the message. Returns false at the deadline.
-    fn catch(&mut self, rng: &mut Rng) -> bool {
+    /// Waits for a message. Returns false at the deadline.
+    fn receive(&mut self, rng: &mut Rng) -> bool {
         let mut one = [Completion::default()];
         let deadline = Instant::now() + DEADLINE;
         // A channel with spurious events must not prolong the wait forever.
@@ -242,12 +242,12 @@ impl Player {
         false
     }
 
-    fn throw(&self) {
+    fn send(&self) {
         self.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
     }
 }
 
-fn no_event_is_lost(workers: u32, loopback: &str, balls: u64) {
+fn no_event_is_lost(workers: u32, loopback: &str, messages: u64) {
     let daemon = daemon(workers, loopback);
     let a = Client::new(&daemon);
     let b = Client::new(&daemon);
@@ -258,20 +258,20 @@ fn no_event_is_lost(workers: u32, loopback: &str, balls: u64) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut rng = Rng::new(1);
-            for n in 0..balls {
-                first.throw();
-                assert!(first.catch(&mut rng), "ball {n} of {balls} was lost on its way back");
+            for n in 0..messages {
+                first.send();
+                assert!(first.receive(&mut rng), "reply {n} of {messages} was lost");
             }
         });
         scope.spawn(|| {
             let mut rng = Rng::new(2);
-            for n in 0..balls {
-                assert!(second.catch(&mut rng), "ball {n} of {balls} was lost");
-                second.throw();
+            for n in 0..messages {
+                assert!(second.receive(&mut rng), "message {n} of {messages} was lost");
+                second.send();
             }
         });
     });
-    assert!(first.slept + second.slept > balls / 10, "neither player ever slept");
+    assert!(first.slept + second.slept > messages / 10, "the players hardly slept");
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn no_event_is_lost_over_tcp() {
 #[test]
 fn removed_buffer_is_unmapped_before_the_reply() {
     let daemon = daemon(1, "direct");
-    // Contexts without other objects, because their arenas count, too.
+    // The context has no queues, because their arenas count as mappings, too.
     let context = Context::open_at(daemon.socket()).unwrap();
     let before = daemon.footprint().mappings;
     for n in 0..20 {
@@ -346,7 +346,7 @@ fn revocations_do_not_slow_others_down() {
                 revoker.pauses(false);
                 let before = revoker.revoked();
                 let beside = pinger.median(500);
-                revoker.goes_beyond(before);
+                revoker.wait_beyond(before);
                 beside.as_secs_f64() / alone.as_secs_f64()
             })
             .collect();
@@ -410,7 +410,7 @@ impl Revoker {
     }
 
     /// Waits until the number of revocations exceeds `revoked`.
-    fn goes_beyond(&self, revoked: u64) {
+    fn wait_beyond(&self, revoked: u64) {
         let deadline = Instant::now() + DEADLINE;
         while self.revoked() <= revoked {
             assert!(Instant::now() < deadline, "nothing is revoked");

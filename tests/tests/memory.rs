@@ -1,10 +1,10 @@
-//! Shared buffers beyond the limit or beyond the machine's memory are refused by name before any of
-//! their pages exist. The actor has 4 GiB of address space, so that a library that allocates them
-//! all the same fails here instead of taking the machine's memory.
+//! Shared buffers beyond a limit or beyond the machine's memory are refused before any of their
+//! pages exist, and the refusal names the limit. The actor has only 4 GiB of address space: a
+//! library that allocates the pages first fails here, instead of exhausting the machine's memory.
 
 use rnic_tests::Daemon;
 
-/// More than any machine has, in bytes.
+/// Size of a shared buffer that is larger than the memory of any machine, in bytes.
 const HUGE: &str = "1099511627776";
 
 fn refused(config: &str) -> (String, Daemon) {
@@ -18,7 +18,7 @@ fn refused(config: &str) -> (String, Daemon) {
 }
 
 #[test]
-fn the_limit_is_asked_before_memory_is_taken() {
+fn the_limit_is_checked_before_allocation() {
     let (said, daemon) = refused("[limits.session]\nshared_bytes = \"64MiB\"\n");
     let limit = "limits.session.shared_bytes = 67108864 reached (asked for 1099511627776 more";
     assert!(said.contains(limit), "{said}");

@@ -172,11 +172,11 @@ fn loopback_is_not_shared_between_namespaces() {
         // No connection was established, not even briefly.
         for service in &services {
             service.set_nonblocking(true).unwrap();
-            let come = service.accept().map(drop).map_err(|e| e.kind());
-            assert_eq!(come, Err(std::io::ErrorKind::WouldBlock));
+            let accepted = service.accept().map(drop).map_err(|e| e.kind());
+            assert_eq!(accepted, Err(std::io::ErrorKind::WouldBlock));
         }
-        let came = listener.accept_request(Some(Duration::ZERO));
-        assert!(matches!(came, Err(Error::TimedOut { .. })));
+        let request = listener.accept_request(Some(Duration::ZERO));
+        assert!(matches!(request, Err(Error::TimedOut { .. })));
         // A program in the daemon's own namespace may connect.
         let qp = end(&context).qp;
         let stranger = services[0].local_addr().unwrap();

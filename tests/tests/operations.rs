@@ -78,7 +78,7 @@ fn one_side_that_wants_crc_is_enough() {
 }
 
 #[test]
-fn revision_1_asks_revision_2() {
+fn revision_1_connects_to_revision_2() {
     two_daemons("[mpa]\nrevision = 2\n", "[mpa]\nrevision = 1\n");
 }
 

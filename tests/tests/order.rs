@@ -1,5 +1,5 @@
-//! Memory order: programs that rely on more than the standards promise break and are named, and
-//! correct programs pass.
+//! Memory order: programs that rely on more than the standards guarantee break, the violated rule
+//! is named, and correct programs pass.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +25,7 @@ impl Stage {
         let folder = tempfile::tempdir().unwrap();
         let program = verbs::program("tests/order.c", folder.path())?;
         let port = ports::unused_port();
-        // The program relies on one worker, which carries out requests of several QPs in turns.
+        // The program relies on one worker, which executes requests of several QPs in turns.
         let config = format!("{}[wired]\nport = {port}\n", engine(1, loopback));
         Some(Stage { daemon: Daemon::start(&config), program, _folder: folder })
     }

@@ -21,7 +21,7 @@ fn checksum(region: &Mr) -> u32 {
 
 //= RDMAP-5.1-7
 //= RDMAP-5.5-10
-/// 64 MiB and a Send after them. When the receive completes, another thread sees all bytes.
+/// Writes 64 MiB, then sends a message. When its receive completes, another thread sees all bytes.
 #[test]
 fn send_makes_the_prior_write_visible() {
     const LEN: u64 = 64 << 20;
@@ -61,7 +61,7 @@ fn send_makes_the_prior_write_visible() {
 
 //= RDMAP-5.5-12
 /// A Read returns the data of the Write before it. With a fence, a later Write does not affect it.
-/// Many at once, all at the same place.
+/// Each batch contains several such sequences, all on the same word.
 #[test]
 fn read_sees_prior_writes_not_fenced_ones() {
     const BATCH: u64 = 8;

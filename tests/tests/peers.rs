@@ -270,8 +270,8 @@ fn idle_application_does_not_block_its_peer() {
 //= RDMAP-5.4-9
 //= RDMAP-6.2.1-1
 //= RDMAP-6.2.1-4
-/// The socket is full of the application's data, and the peer keeps sending, with a Terminate of
-/// its own at the end. The peer still receives exactly one Terminate, followed by a FIN, and each
+/// The socket is full of the application's data, and the peer keeps sending and finally sends a
+/// Terminate, too. The peer still receives exactly one Terminate, followed by a FIN, and each
 /// request of the application completes once.
 #[test]
 fn terminate_is_last_through_a_full_socket() {

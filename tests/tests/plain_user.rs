@@ -11,7 +11,7 @@ use rnic_tests::{DEADLINE, Process, built, copy_files, omit, ports, timing};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use tempfile::TempDir;
 
-/// Everything installed as described in README.md, readable by all users.
+/// An installation as described in README.md, readable by all users.
 struct Installed {
     folder: TempDir,
 }
@@ -101,7 +101,7 @@ impl<'a> Home<'a> {
         logs.iter().find_map(|name| std::fs::read_to_string(self.path().join(name)).ok())
     }
 
-    /// Tells the daemon to stop. Does nothing if it has ended.
+    /// Sends `SIGTERM` to the daemon. Returns `None` if no daemon runs.
     fn stop(&self) -> Option<()> {
         let log = self.log()?;
         let (_, pid) = log.split_once(" pid=")?;
@@ -113,8 +113,8 @@ impl<'a> Home<'a> {
         pidfd_send_signal(process, Signal::TERM).ok()
     }
 
-    /// Stops the daemon, and waits for its end.
-    fn is_left(&self) {
+    /// Stops the daemon and waits for its end.
+    fn await_stop(&self) {
         // A thread of the daemon writes the log, so the line with its pid can come late.
         self.wait_until("no daemon was started", || self.stop().is_some());
         self.wait_until("a daemon still runs", || {
@@ -174,7 +174,7 @@ fn a_first_program_starts_a_daemon_quickly() {
             let text = said(&output);
             assert!(output.status.success() && text.contains("started daemon"), "{text}");
             assert!(name == "true" || text.contains("rnicd1"), "{text}");
-            home.is_left();
+            home.await_stop();
         }
         println!("{name}: {best:?} from the start of rnic-run, without a daemon, to its end");
         assert!(!is_measured || best < Duration::from_secs(2), "{name}: {best:?}");
@@ -205,7 +205,7 @@ fn static_program_sees_devices_by_mounts() {
     assert!(text.ends_with("done\n"), "{text}");
     // Other processes do not see the mounts.
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains("rnic-run"));
-    home.is_left();
+    home.await_stop();
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn mounted_devices_are_found_by_every_call() {
         assert!(Instant::now() < deadline && !server.has_ended(), "no ping-pong");
     }
     server.succeed();
-    home.is_left();
+    home.await_stop();
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn tools_show_the_device_of_a_plain_user() {
         let text = lines(&[program]);
         assert!(text.contains("rnicd1") && !text.contains("rnicd0"), "{text}");
     }
-    home.is_left();
+    home.await_stop();
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn refused_namespaces_are_explained() {
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains("started daemon")).collect();
     assert_eq!(lines.len(), 1, "{text}");
-    home.is_left();
+    home.await_stop();
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn foreign_system_daemon_is_bypassed() {
     for words in ["/run/rnicd/rnicd.sock", "starting one for this user"] {
         assert!(text.contains(words), "{words}: {text}");
     }
-    home.is_left();
+    home.await_stop();
 }
 
 /// A user and group without any files or processes.
@@ -365,5 +365,5 @@ fn as_rxe_starts_a_further_daemon() {
         assert!(Instant::now() < deadline, "the daemon of the profile still runs");
         std::thread::yield_now();
     }
-    home.is_left();
+    home.await_stop();
 }

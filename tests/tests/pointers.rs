@@ -31,7 +31,7 @@ fn built(folder: &Path) -> PathBuf {
     program
 }
 
-/// Returns a command that runs `rnic-run` with options.
+/// Returns a command that runs a program under `rnic-run`.
 fn rnic_run(daemon: &Daemon) -> Command {
     let mut command = Command::new(built::program("rnic-run"));
     command.arg("--no-start").arg("--lib-dir").arg(built::libraries());
@@ -58,14 +58,14 @@ fn a_first_call_keeps_the_loaders_error() {
 }
 
 #[test]
-fn paths_are_read_without_the_advice() {
+fn paths_are_read_on_older_kernels() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = Daemon::start("");
     let program = built(scratch.path());
     let mut command = rnic_run(&daemon);
     command.arg(&program).args(["devices", "older"]);
     assert_eq!(Process::start(command).succeed(), ["found"]);
-    // All pointers, with the preload library but without the advice, and without the library.
+    // On such a kernel, all pointers have the same results with and without the preload library.
     let without = Process::start(Command::new(&program)).succeed();
     let mut command = rnic_run(&daemon);
     command.arg(&program).args(["all", "older"]);
@@ -73,7 +73,7 @@ fn paths_are_read_without_the_advice() {
 }
 
 #[test]
-fn pointers_that_are_no_paths_fail_as_without() {
+fn invalid_pointers_fail_as_without_the_library() {
     let scratch = tempfile::tempdir().unwrap();
     let program = built(scratch.path());
     let daemon = Daemon::start("");

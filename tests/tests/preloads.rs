@@ -1,6 +1,6 @@
-//! Programs that bring or find another libibverbs get rnicd's libraries from `rnic-run`: by
-//! `DT_RPATH`, under another name, by `dlopen(3)`, or after a script has set `LD_LIBRARY_PATH`. The
-//! libraries are small ones made by this test; their functions return numbers.
+//! `rnic-run` gives rnicd's libraries to programs that would load another libibverbs: through
+//! `DT_RPATH`, under another name, by `dlopen(3)`, or because a script sets `LD_LIBRARY_PATH`. The
+//! test compiles small stand-ins, whose functions return a number that identifies the library.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -143,7 +143,7 @@ fn functions_of_a_renamed_copy_are_not_called() {
     let text = place.check(&program);
     assert!(text.contains(&format!("others/{RENAMED} too, a copy of libibverbs.so.1")), "{text}");
     assert!(text.contains("librdmacm-00ff.so.1 too, a copy of librdmacm.so.1"), "{text}");
-    // A module that brings the copy, as an extension of Python.
+    // A module that links the copy, like a Python extension.
     let module = ["-shared", "-fPIC", RPATH, &*renamed];
     place.compile("int run(void) { return ibv_do(); }", "programs/module.so", &module);
     let host = "#include <dlfcn.h>\n\
@@ -201,7 +201,7 @@ fn dlopen_of_any_file_name_gets_ours() {
         (full("libibverbs.so"), OURS),
         (full(RENAMED), OURS),
         ("/no/such/folder/libibverbs.so.1".to_owned(), OURS),
-        // Other libraries are loaded as they are.
+        // Other libraries are not replaced.
         (full("libibverbs-other.so"), OTHER),
         ("libibverbs.so1".to_owned(), -1),
         ("libibverbs".to_owned(), -1),
@@ -237,7 +237,6 @@ fn script_with_its_own_library_path_gets_ours() {
     assert!(text.contains("it sets LD_PRELOAD; programs that it starts"), "{text}");
 }
 
-/// Every program that a shell starts maps the real libraries.
 #[test]
 fn nested_rnic_run_shows_the_same_files() {
     let place = Place::new();
@@ -251,6 +250,8 @@ fn nested_rnic_run_shows_the_same_files() {
 /// Prints the folder of the device files, and the devices in it.
 const PRINT_TREE: [&str; 3] = ["sh", "-c", "echo $RNIC_TREE; ls /sys/class/infiniband"];
 
+/// Every program that a shell starts maps the libraries, so loading them must not start a thread or
+/// open a descriptor.
 #[test]
 fn libraries_do_nothing_when_loaded() {
     let daemon = Daemon::start("");
@@ -266,7 +267,7 @@ fn libraries_do_nothing_when_loaded() {
     let first = |text: &str| text.lines().next().map(str::to_owned);
     assert_eq!(first(&with), first(&without));
     assert!(!with.ends_with("\n0\n") && without.ends_with("\n0\n"), "{with} {without}");
-    // A library with a function that has the name of one of rsockets keeps it.
+    // A program calls its own library's function even if rsockets has a function of that name.
     place.compile("int rsend(void) { return 42; }", "others/libown.so", &["-shared", "-fPIC"]);
     let options = ["@/others/libown.so", RUNPATH];
     let text = "int main(void) { return rsend(); }";

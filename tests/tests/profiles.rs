@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rnic_client::Context;
 use rnic_tests::{Daemon, Process, built, omit, ports, verbs};
 
-/// Few objects and small ones, with error numbers of their own.
+/// A profile with low maxima and its own error numbers.
 const SMALL: &str = r#"
 device = "small0"
 atomic_cap = "none"
@@ -124,7 +124,7 @@ fn devinfo_shows_the_profile() {
 }
 
 #[test]
-fn devinfo_of_a_profile_is_its_own() {
+fn a_profile_round_trips_through_devinfo() {
     if !has_devinfo() {
         return;
     }

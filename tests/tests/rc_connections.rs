@@ -154,7 +154,7 @@ fn meet(active: &End, passive: &End, space: PortSpace, at: impl Into<IpAddr>) {
     passive.qp.disconnect().unwrap();
     active.is_disconnected();
     passive.is_disconnected();
-    // The connection is a matter of the programs: the QPs still work.
+    // The end of the connection does not change the QPs, which still work.
     active.sends(passive);
     assert!(active.qp.disconnect().is_err());
 }
@@ -205,7 +205,7 @@ fn qps_connect_between_daemons() {
     drop(listener);
     active.asks(PortSpace::Tcp, peer, b"");
     assert!(matches!(active.answer(), Event::RcRejected { reason: 8, .. }));
-    // A program that ends takes its connections along.
+    // The end of a program ends its connections.
     let passive = End::new(&b, QpType::Rc, 2);
     let listener = passive.listens(PortSpace::Tcp, NEXT);
     active.asks(PortSpace::Tcp, listener.local_addr(), b"");
@@ -343,16 +343,16 @@ fn a_connection_that_the_peer_has_lost_ends() {
 fn a_repeated_refusal_is_one_diagnosis() {
     let daemon = daemon(OWN, ports::unused_port(), "");
     let active = End::new(&daemon, QpType::Rc, 1);
-    let nobody = SocketAddr::new(OWN.into(), 7);
+    let unserved = SocketAddr::new(OWN.into(), 7);
     // Diagnoses have successive numbers, and this refusal has one.
     let last = || active.qp.establish_rc().unwrap_err().diagnosis_id().unwrap();
     let before = last();
     for psn in [1, 1, 1, 2] {
         let offer = RcOffer { psn, ..active.offer() };
-        active.qp.start_connect_rc(PortSpace::Tcp, nobody, None, &offer, b"").unwrap();
+        active.qp.start_connect_rc(PortSpace::Tcp, unserved, None, &offer, b"").unwrap();
         assert!(matches!(active.answer(), Event::RcRejected { reason: 8, .. }));
     }
-    // One for each request, which the library repeats with the same PSN.
+    // One diagnosis for each PSN: a request with the same PSN is a repetition.
     assert_eq!(last() - before - 1, 2);
 }
 

@@ -45,7 +45,7 @@ parts! {
 }
 
 #[test]
-fn every_id_learns_of_the_end_of_the_daemon() {
+fn every_id_is_notified_of_the_daemons_end() {
     let Some((daemon, mut program)) = start("removed") else { return };
     program.line_after("ready");
     daemon.kill();

@@ -1,4 +1,4 @@
-//! `rdma` and `modprobe` of rnicd, as jobs call them instead of those of iproute2 and kmod.
+//! `rdma` and `modprobe` of rnicd, which jobs call instead of those of iproute2 and kmod.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use rnic_tests::{Daemon, built, omit};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder with links to `rnicctl`, as `rnicctl system install` makes.
+/// A folder with links to `rnicctl`, as created by `rnicctl system install`.
 struct Commands {
     folder: TempDir,
 }
@@ -175,7 +175,7 @@ fn other_modules_are_left_to_the_system() {
         std::fs::set_permissions(other.join(name), all).unwrap();
     }
     let path = |folders: &[PathBuf]| std::env::join_paths(folders).unwrap();
-    // Twice, as two installations.
+    // The folder is listed twice, as with two installations.
     let folders = [commands.folder.path().to_owned(), commands.folder.path().to_owned(), other];
     let run = |line: &str| {
         let mut words = line.split_whitespace();

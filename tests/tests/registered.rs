@@ -137,7 +137,7 @@ fn a_child_leaves_regions_of_its_parent_alone() {
 }
 
 #[test]
-fn page_tables_are_as_without_a_region() {
+fn page_tables_are_unchanged_by_a_region() {
     run("pages.c", &["scenarios"]);
 }
 
@@ -155,7 +155,7 @@ fn later_protection_does_not_bind_the_device() {
 }
 
 #[test]
-fn random_operations_are_as_without_regions() {
+fn random_operations_match_those_without_regions() {
     for scene in Scene::both("random.c") {
         for seed in 1..=6 {
             scene.run_command(scene.command(&[], &["operations", &seed.to_string()]));

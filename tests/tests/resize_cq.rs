@@ -149,12 +149,12 @@ fn resize_under_traffic_loses_no_completion() {
         workers.sort();
         workers.dedup();
         assert_eq!(workers, [Some(0), Some(1)]);
-        // Before the first message, which would otherwise find no receive and end its connection.
+        // Receives are posted before the first message, which would otherwise end its connection.
         pairs.iter().for_each(|(_, receiver)| receive(receiver, 0, DEPTH));
         let progress = Progress::default();
         thread::scope(|scope| {
             scope.spawn(|| receive_all(&pairs, &recv_cq, &progress));
-            scope.spawn(|| resize_again_and_again(&send_cq, &recv_cq, &progress));
+            scope.spawn(|| resize_repeatedly(&send_cq, &recv_cq, &progress));
             send_all(&pairs, &send_cq, &progress);
         });
         let total = progress.total.load(Ordering::Relaxed);
@@ -221,7 +221,7 @@ fn receive_all(pairs: &[(Qp, Qp)], cq: &Cq, progress: &Progress) {
     }
 }
 
-fn resize_again_and_again(send_cq: &Cq, recv_cq: &Cq, progress: &Progress) {
+fn resize_repeatedly(send_cq: &Cq, recv_cq: &Cq, progress: &Progress) {
     // Requests reserve entries. With few entries workers wait, and continue when there are more.
     // Receives reserve none, so the CQ needs at least as many entries as there are receives.
     let of_sends = [1, 32, 4, 256, 2, 16];
@@ -365,7 +365,7 @@ fn resize_reports_limits_and_frees_old_entries() {
         }
         couples.context.status().unwrap().arena_bytes
     };
-    assert_eq!(arena_bytes(2), arena_bytes(50), "old places are used again");
+    assert_eq!(arena_bytes(2), arena_bytes(50), "old locations are reused");
     // The same size keeps the same memory.
     cq.resize(9).unwrap();
     assert_eq!((cq.capacity(), couples.entries_in_use()), (16, 16));

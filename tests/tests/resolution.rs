@@ -386,8 +386,8 @@ fn unanswered_resolution_times_out() {
     let end = End::new(&daemon);
     end.asks(SocketAddr::new(OTHER.into(), 7471), b"");
     assert_eq!(end.errno(), Errno::TIMEDOUT);
-    // Sent at most at once, after 250 ms, and 500 ms later. On a busy machine some may be missing.
-    // `cm::tests::sidr` counts them in virtual time.
+    // The daemon sends the request at once, after 250 ms, and 500 ms later. On a busy machine it
+    // may skip repetitions. `cm::tests::sidr` counts them in virtual time.
     let sent = std::iter::from_fn(|| {
         other.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         other.recv_from(&mut [0; 1000]).ok()

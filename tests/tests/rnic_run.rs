@@ -1,5 +1,5 @@
 //! `rnic-run` from a shell: the libraries and the daemon that a program gets, and the diagnostics
-//! for programs that cannot work. The libraries are small ones made by this test.
+//! for programs that cannot work. The test builds small libraries of its own.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use rnic_tests::{DEADLINE, Daemon, Process, built, copy_files, omit};
 use rustix::process::{Pid, Signal, geteuid, getsid, kill_process};
 use tempfile::TempDir;
 
-/// A folder with `rnic-run`, `rnicd` and libraries in their installed layout, and a place for a
+/// A folder with `rnic-run`, `rnicd` and libraries in their installed layout, and a folder for the
 /// socket.
 struct Place {
     folder: TempDir,
@@ -71,7 +71,7 @@ impl Place {
         self.compile(text, &format!("programs/{name}"), &all)
     }
 
-    /// Builds a command for `rnic-run` with only this socket, and daemons that exit soon when idle.
+    /// Builds a command for `rnic-run` that uses only the socket of this place.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.at("bin/rnic-run"));
         command.args(arguments).env("RNIC_SOCKET", self.socket());
@@ -89,8 +89,8 @@ impl Place {
         self.at("run/rnicd.sock")
     }
 
-    /// Waits until the daemon has ended. It leaves only its log.
-    fn is_left(&self) {
+    /// Waits until the daemon has ended and only its log remains.
+    fn await_stop(&self) {
         let deadline = Instant::now() + DEADLINE;
         let left = || {
             let entries = std::fs::read_dir(self.at("run")).unwrap();
@@ -125,7 +125,7 @@ fn program_runs_with_a_temporary_daemon() {
     let log = place.at("run/rnicd.log");
     assert!(started(&text).is_some() && text.contains(&*log.to_string_lossy()), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
-    place.is_left();
+    place.await_stop();
     // A running daemon is used without a message.
     let daemon = Daemon::start("");
     let mut command = place.command(&[program.to_str().unwrap()]);
@@ -145,11 +145,11 @@ fn program_replaces_rnic_run() {
     let (status, lines) = process.finish();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15), "{lines:?}");
     assert!(lines.contains(&format!("{pid} <> --idle a b")), "{lines:?}");
-    place.is_left();
+    place.await_stop();
 }
 
 #[test]
-fn daemon_keeps_nothing_of_its_starter() {
+fn daemon_inherits_nothing_from_its_starter() {
     let place = Place::new();
     let script = "exec 9>&1 8</dev/zero; exec \"$0\" --idle 10min true";
     let mut command = Command::new("sh");
@@ -158,7 +158,7 @@ fn daemon_keeps_nothing_of_its_starter() {
     command.env("RUNNER_TRACKING_ID", "github_1");
     command.env("RNIC_SOCKET", place.socket()).env_remove("LD_LIBRARY_PATH");
     command.env("RNIC_VERBS_DIR", place.at("bin/verbs")).env_remove("RUST_LOG");
-    // Returns when no process has the output open.
+    // The output ends only if the daemon has not inherited it.
     let text = Process::start(command).succeed().join("\n");
     let pid = started(&text).unwrap_or_else(|| panic!("{text}"));
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
@@ -187,11 +187,11 @@ fn daemon_keeps_nothing_of_its_starter() {
     }
     assert_eq!(std::fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
     kill_process(process, Signal::TERM).unwrap();
-    place.is_left();
+    place.await_stop();
 }
 
 #[test]
-fn the_daemon_gets_a_scope_of_its_own() {
+fn the_daemon_gets_its_own_scope() {
     let place = Place::new();
     let fake = place.at("programs/systemd-run");
     let text = "#!/bin/sh\necho \"$@\" >> \"${0%/*}/asked\"\n\
@@ -211,7 +211,7 @@ fn the_daemon_gets_a_scope_of_its_own() {
         asked[0].ends_with("-- true") && asked[1].contains("rnicd run --detached"),
         "{asked:?}"
     );
-    place.is_left();
+    place.await_stop();
 }
 
 fn in_login_session() -> bool {
@@ -251,7 +251,7 @@ fn daemon_outlives_its_first_cgroup() {
     assert!(left.is_empty() && removed.is_ok(), "{left} {removed:?}");
     drop(context);
     kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
-    place.is_left();
+    place.await_stop();
 }
 
 #[test]
@@ -263,10 +263,10 @@ fn concurrent_runs_start_one_daemon() {
     assert_eq!(text.matches("started daemon").count(), 1, "{text}");
     let pid = Context::open_at(place.socket()).unwrap().status().unwrap().pid;
     assert_eq!(started(&text), i32::try_from(pid).ok(), "{text}");
-    place.is_left();
+    place.await_stop();
 }
 
-/// Programs that start while an idle daemon ends: each one is served, or finds no daemon.
+/// A program that starts while an idle daemon ends is either served or finds no daemon.
 #[test]
 fn idle_exit_loses_no_client() {
     let place = Place::new();
@@ -285,7 +285,7 @@ fn idle_exit_loses_no_client() {
                         [std::io::ErrorKind::NotFound, std::io::ErrorKind::ConnectionRefused];
                     assert!(kinds.contains(&why.kind()), "{why}");
                 }
-                // On a busy machine sessions begin faster than the daemon frees ended ones.
+                // On a busy machine sessions can start faster than the daemon frees ended sessions.
                 Err(Error::NotAdmitted { why: AdmissionError::UserSessions, .. }) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -400,17 +400,17 @@ fn the_environment_is_printed_for_any_shell() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let expected = format!("{folder}:/a b:/c\n\n{}\n", place.socket().display());
     assert_eq!(text, expected, "{}", said(&output));
-    place.is_left();
+    place.await_stop();
     let devices = ["--idle", "5s", "--lib-dir", folder, "--devices", "rnicd1"];
     let output = place.run(&[&devices[..], &["--print-env"]].concat());
     assert!(said(&output).contains("export RNIC_DEVICES=rnicd1;"), "{}", said(&output));
     let output = place.run(&[&devices[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
     assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
-    place.is_left();
+    place.await_stop();
     let options = ["--idle", "5s", "--lib-dir", folder, "--as", "siw"];
     let output = place.run(&[&options[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
     assert_eq!(output.stdout, b"rnicd0\n", "{}", said(&output));
-    place.is_left();
+    place.await_stop();
     let output = place.run(&["--lib-dir", folder, "--no-start", "--print-env"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0));
 }
@@ -423,15 +423,15 @@ fn as_rxe_starts_a_daemon_with_its_profile() {
     let output = place.run(&["--idle", "1s", "--as", "rxe", "sh", "-c", shows]);
     assert_eq!(output.stdout, b"rxe0\n<>\n", "{}", said(&output));
     assert!(!said(&output).contains("profile"), "{}", said(&output));
-    place.is_left();
-    // The environment names the daemon of the outer one, which has another profile.
+    place.await_stop();
+    // The inner `rnic-run` gets the daemon of the outer one, which has another profile.
     let inner = "RNIC_DEVICES=rnicd0 exec \"$0\" --as rxe sh -c \"$1\"";
     let run = place.at("bin/rnic-run");
     let output = place.run(&["--idle", "20s", "sh", "-c", inner, run.to_str().unwrap(), shows]);
     assert_eq!(output.status.code(), Some(125), "{}", said(&output));
     let why = "--as rxe: the daemon in RNIC_SOCKET has the profile rnicd; set wired.profile";
     assert!(said(&output).contains(why), "{}", said(&output));
-    place.is_left();
+    place.await_stop();
 }
 
 #[test]
@@ -443,7 +443,7 @@ fn as_file_starts_a_daemon_with_it() {
     let mut command = place.command(&["--idle", "1s", "--as", "./tiny.toml", "sh", "-c", shows]);
     let output = command.current_dir(place.folder.path()).output().unwrap();
     assert_eq!(output.stdout, b"tiny0\n", "{}", said(&output));
-    place.is_left();
+    place.await_stop();
     std::fs::write(&file, "max_sge = 0\n").unwrap();
     for (name, why) in [
         (file.to_str().unwrap(), "tiny.toml:1:11: max_sge = 0: must be from 1 to 4294967295"),
@@ -475,7 +475,7 @@ fn check_accepts_working_programs() {
         assert!(text.contains(fact), "{fact}: {text}");
     }
     assert!(!place.socket().exists(), "nothing was started");
-    // The program uses its own library, and is started by a script.
+    // The program is the interpreter of a script.
     let script = place.at("programs/script");
     std::fs::write(&script, format!("#!/usr/bin/env {}\n", program.display())).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -503,15 +503,16 @@ fn check_reports_why_a_program_cannot_work() {
     says(&place.compile(alone, "programs/static", &alone_options), "linked statically");
     let musl = ["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"];
     says(&place.program("musl", &musl), "libraries are for glibc");
-    let nobody = ["-Wl,--dynamic-linker=/lib/ld-none.so.1"];
-    says(&place.program("nobody", &nobody), "/lib/ld-none.so.1, which is missing");
-    // Another architecture: `e_machine` in the ELF header.
+    let none = ["-Wl,--dynamic-linker=/lib/ld-none.so.1"];
+    says(&place.program("none", &none), "/lib/ld-none.so.1, which is missing");
+    // Byte 18 of an ELF header is `e_machine`, the architecture.
     let foreign = place.program("foreign", &[]);
     let mut bytes = std::fs::read(&foreign).unwrap();
     bytes[18] ^= 0x55;
     std::fs::write(&foreign, bytes).unwrap();
     says(&foreign, "for a different machine");
-    // Other libraries, which the loader does not search, because ours are preloaded.
+    // The program names other libraries, which the loader does not search, because rnicd's are
+    // preloaded.
     std::fs::create_dir(place.at("others")).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {
         std::fs::copy(place.at("bin/verbs").join(name), place.at("others").join(name)).unwrap();
@@ -520,7 +521,7 @@ fn check_reports_why_a_program_cannot_work() {
     assert!(check(&place, &place.program("rpath", &[&rpath])).0);
     let runpath = format!("-Wl,--enable-new-dtags,-rpath,{}", place.at("others").display());
     assert!(check(&place, &place.program("runpath", &[&runpath])).0);
-    // A missing library, and a symbol that our libraries lack.
+    // A symbol that rnicd's libraries lack, and an empty library.
     let program = place.program("wants", &[]);
     let older = "IBVERBS_1.0 { global: ibv_old; local: *; };";
     place.library("bin/verbs/libibverbs.so.1", "int ibv_old(void) { return 1; }", older);
@@ -549,12 +550,12 @@ fn setuid_program_is_refused() {
         let word = format!("is {name}, and the loader ignores LD_LIBRARY_PATH");
         assert!(!works && text.contains(&word), "{text}");
         assert!(is_refused(&place, &program).contains(&word));
-        // The file's owner gains no rights.
+        // The file's owner gains no rights, so the loader does not ignore the variable.
         std::os::unix::fs::chown(&program, Some(0), Some(0)).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
         let output = place.run(&["--idle", "5s", program.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(7), "{}", said(&output));
-        place.is_left();
+        place.await_stop();
         std::fs::remove_file(place.at("run/rnicd.log")).unwrap();
     }
 }
@@ -599,21 +600,21 @@ fn unsupported_programs_are_not_run() {
         let text = is_refused(&place, &alone);
         assert!(text.contains(word), "{word}: {text}");
     }
-    // For a script, its interpreter decides.
+    // Of a script, the interpreter is checked.
     let script = place.at("programs/script");
     std::fs::write(&script, format!("#!{} -x\n", alone.display())).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     assert!(is_refused(&place, &script).contains("programs/static is linked statically"));
     let musl = place.program("musl", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
     assert!(is_refused(&place, &musl).contains("rnicd's libraries are for glibc"));
-    // The loader is statically linked, but the program that it loads gets our libraries.
+    // The loader is statically linked, but the program that it loads gets rnicd's libraries.
     let program = place.program("seven", &[]);
     let found = std::fs::read_link("/proc/self/exe").unwrap();
     let loader = rnic_run::elf::Elf::read(&found).unwrap().interpreter.unwrap();
     let arguments = ["--idle", "5s", loader.to_str().unwrap(), program.to_str().unwrap()];
     let output = place.run(&arguments);
     assert_eq!(output.status.code(), Some(7), "{}", said(&output));
-    place.is_left();
+    place.await_stop();
 }
 
 /// Asserts that a program is refused in one line and that no daemon is started. Returns the line.

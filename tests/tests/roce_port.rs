@@ -1,4 +1,5 @@
-//! `wired.port`: which daemon gets it, refusals without it, and how a daemon gets it later.
+//! `wired.port`: a daemon binds it at start or later, accepts its sockets from a service manager,
+//! and without it refuses peers on other hosts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -12,7 +13,7 @@ use rnic_tests::client::Client;
 use rnic_tests::{Daemon, Process, built, ports};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
-/// Address of the daemon, and an address that it takes for that of another host.
+/// Address of the daemon, and an address that it treats as another host's.
 const HERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 31);
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 32);
 
@@ -88,7 +89,7 @@ fn taken_port_is_named_and_retried() {
 }
 
 #[test]
-fn free_port_is_taken_without_being_asked() {
+fn a_port_that_becomes_free_is_bound() {
     let port = ports::unused_port();
     let others = (TcpListener::bind((HERE, port)).unwrap(), UdpSocket::bind((HERE, port)).unwrap());
     let daemon = Daemon::start(&config(port));
@@ -106,8 +107,8 @@ fn control_socket(path: &Path) -> OwnedFd {
     control
 }
 
-/// Builds a daemon that gets these sockets as from a service manager. Their order does not matter,
-/// since it recognizes each by its type and address.
+/// Returns a command that starts a daemon with these sockets, as a service manager would. Their
+/// order does not matter, because the daemon recognizes each by its type and address.
 fn with_sockets(config: &Path, [first, second]: [OwnedFd; 2]) -> Command {
     let script = "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_FDS=2 LISTEN_PID=$$ \
                   exec \"$0\" run --config \"$1\"";
@@ -137,13 +138,13 @@ fn passed_socket_leaves_no_other_gid_open() {
 }
 
 #[test]
-fn passed_sockets_are_the_port() {
+fn passed_sockets_replace_binding() {
     let port = ports::unused_port();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rnicd.sock");
     std::fs::write(dir.path().join("rnicd.toml"), config(port)).unwrap();
     let control = control_socket(&path);
-    // They stay open here, so that the daemon could not bind the port itself.
+    // The test keeps these sockets open, so that the daemon cannot bind the port itself.
     let listener = TcpListener::bind((HERE, port)).unwrap();
     let datagrams = UdpSocket::bind((HERE, port)).unwrap();
     let start = |passed| with_sockets(&dir.path().join("rnicd.toml"), passed);
@@ -174,6 +175,6 @@ fn private_daemons_leave_the_port() {
     command.args(["exec", "--config"]).arg(&file).arg("--");
     command.args([&built::program("rnicctl"), "status"]);
     let lines = Process::start(command).succeed();
-    let of_port = lines.iter().find(|line| line.contains("wired port")).expect("a line about it");
+    let of_port = lines.iter().find(|line| line.contains("wired port")).expect("the port's line");
     assert!(of_port.trim().ends_with(&port.to_string()), "{of_port}");
 }

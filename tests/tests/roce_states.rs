@@ -1,4 +1,4 @@
-//! RC, UC and UD QPs as programs of the C API move them.
+//! State changes of RC, UC and UD QPs by programs of the C API.
 
 use rnic_tests::{Daemon, Process, verbs};
 
@@ -14,7 +14,7 @@ fn state_changes_follow_ibv_modify_qp() {
 }
 
 #[test]
-fn a_program_sees_the_devices_that_are_named() {
+fn a_program_sees_the_selected_devices() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/roce_states.c", scratch.path()) else { return };
     let daemon = Daemon::start("");

@@ -1,5 +1,5 @@
-//! A verbs program under AddressSanitizer, ThreadSanitizer and valgrind, with `rnic-run`: these
-//! accept correct use and find faults.
+//! A verbs program under AddressSanitizer, ThreadSanitizer and valgrind, with `rnic-run`: the tools
+//! accept correct use and find faults of the program.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,8 @@ impl Built {
         Some(Built { daemon, program, _scratch: scratch })
     }
 
-    /// Runs it under `rnic-run`, after `words`, with this fault. Returns the exit code and output.
+    /// Runs the program with this fault under `rnic-run` and the tool `words`. Returns the exit
+    /// code and output.
     fn run(&self, words: &[&str], fault: &[&str], variables: &[(&str, &str)]) -> (i32, String) {
         let mut command = Command::new(built::program("rnic-run"));
         command.arg("--no-start").arg("--lib-dir").arg(built::libraries());

@@ -29,7 +29,7 @@ fn a_type_2_bind_takes_the_low_8_bits() {
 }
 
 #[test]
-fn every_receive_beside_err_is_flushed_once() {
+fn receives_posted_around_err_are_flushed_once() {
     run("flush");
 }
 
@@ -69,17 +69,17 @@ fn established_precedes_the_first_completion() {
 }
 
 #[test]
-fn a_failed_bind_leaves_the_window_its_key() {
+fn a_failed_bind_keeps_the_window_key() {
     run("rebind");
 }
 
 #[test]
-fn an_extended_qp_has_the_operations_asked_for() {
+fn an_extended_qp_has_the_requested_operations() {
     run("operations");
 }
 
 #[test]
-fn the_step_to_sqd_ends_an_iwarp_connection() {
+fn sqd_ends_an_iwarp_connection() {
     run("closes");
 }
 

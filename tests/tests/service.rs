@@ -228,7 +228,7 @@ fn says(key: &str, value: &str) {
 }
 
 #[test]
-fn it_serves_under_the_restrictions_of_its_unit() {
+fn daemon_serves_under_its_units_restrictions() {
     says("Type", "notify");
     says("User", "rnicd");
     let passed: HashMap<&str, &str> = unit::directives(SOCKET, "Socket").into_iter().collect();
@@ -301,7 +301,7 @@ fn it_serves_under_the_restrictions_of_its_unit() {
     manager.expect_message("READY=1\nSTATUS=serving\n");
     until("metrics that every user can read", readable);
 
-    // As in the unit: the check rejects a wrong configuration before the signal is sent.
+    // The unit checks the configuration before it sends the signal.
     let commands: Vec<&str> = unit::directives(SERVICE, "Service")
         .into_iter()
         .filter_map(|(key, value)| (key == "ExecReload").then_some(value))
@@ -388,7 +388,7 @@ fn wrong_configuration_has_its_own_exit_code() {
 }
 
 #[test]
-fn a_watchdog_hears_that_it_is_alive() {
+fn the_watchdog_gets_periodic_notifications() {
     let seconds: u64 = unit::directives(SERVICE, "Service")
         .iter()
         .find_map(|(key, value)| (*key == "WatchdogSec").then(|| value.strip_suffix('s')))
@@ -440,9 +440,9 @@ fn clients_in_another_pid_namespace_are_served() {
 }
 
 /// Waits until a condition holds.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
-    while !is_so() {
+    while !holds() {
         assert!(Instant::now() < deadline, "no {what} at the deadline");
         std::thread::yield_now();
     }
@@ -497,7 +497,7 @@ fn root_daemon_switches_to_the_configured_user() {
     std::fs::set_permissions(&config, Permissions::from_mode(0o600)).unwrap();
     for folder_owner in [0, DAEMON, DAEMON] {
         chown(stage.path("run"), Some(folder_owner), None).unwrap();
-        // With root's supplementary groups, which the user is not a member of.
+        // The daemon starts with supplementary groups of root, to which its user does not belong.
         let mut command = Command::new("setpriv");
         command.arg(format!("--groups={GROUP},{STRANGER}")).arg(stage.path("rnicd"));
         command.args(["run", "--config"]).arg(&config).arg("--socket").arg(stage.socket());
@@ -523,7 +523,7 @@ fn root_daemon_switches_to_the_configured_user() {
         daemon.signal(Signal::TERM);
         let lines = daemon.succeed();
         assert!(!lines.iter().any(|l| l.contains("running as root")), "{lines:?}");
-        // Left behind if the folder is not writable. The next daemon replaces it.
+        // The daemon leaves its socket if the folder is not writable. The next daemon replaces it.
         assert_eq!(stage.socket().exists(), folder_owner == 0);
     }
 }

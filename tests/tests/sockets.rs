@@ -87,7 +87,7 @@ fn other_users_may_not_pass_sockets() {
 const OTHER: u32 = 61_004;
 
 #[test]
-fn a_socket_that_is_not_taken_comes_back() {
+fn a_refused_socket_is_returned() {
     let daemon = daemon();
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
@@ -270,7 +270,7 @@ fn leave_a_trap(daemon: &Daemon) -> TcpStream {
 }
 
 #[test]
-fn a_daemon_waits_for_no_socket_of_a_client() {
+fn client_sockets_never_block_the_daemon() {
     let daemon = daemon();
     let start = daemon.at_rest();
     let mut server = daemon.actor(&["serve"]);

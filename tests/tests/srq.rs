@@ -1,5 +1,5 @@
 //! Shared receive queues and messages that wait for a receive, with real processes: several QPs on
-//! one queue, its events, and the cost of a program that breaks the rules.
+//! one queue, its events, and hostile clients.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -137,7 +137,7 @@ fn messages_of_many_arrive_whole_in_one_pool() {
                 }
                 guest.successes(MESSAGES as usize * SENDERS - done);
             });
-            // Late: by now all messages wait.
+            // The receives are posted late: by now all messages wait.
             for (n, buffer) in buffers.iter().enumerate() {
                 srq.post_recv(&[RecvRequest::new(n as u64, buffer)]).unwrap();
             }
@@ -406,7 +406,7 @@ fn corrupted_srq_ring_harms_only_its_client() {
 }
 
 #[test]
-fn an_arm_of_a_ring_scribbled_over_finds_it_out() {
+fn arming_detects_a_corrupted_srq_ring() {
     let daemon = Daemon::start(&engine(3, "direct"));
     let mut vandal = Vandal::open(daemon.socket(), "127.0.0.1:9".parse().unwrap(), false, 1);
     vandal.scribble(queue_header::PRODUCER, 65);
@@ -445,7 +445,7 @@ fn ticks(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn holding_costs_no_cpu() {
+fn waiting_messages_cost_no_cpu() {
     each_daemon(|daemon| {
         let guest = client(daemon);
         let host = client(daemon);

@@ -32,7 +32,7 @@ fn reply(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
 }
 
 /// Returns true if a ULPDU is the agreed message.
-type IsIt = fn(&[u8]) -> bool;
+type IsAgreed = fn(&[u8]) -> bool;
 
 /// A client of a daemon, and a listener for the peer that it connects to.
 struct Initiator {
@@ -93,13 +93,13 @@ fn initiator_sends_the_chosen_rtr_message() {
     let client = Initiator::new("");
     // The ready-to-receive message, the IRD and ORD flags of the Reply that requests it, and a
     // check of its first bytes.
-    let ways: [(&str, u16, u16, IsIt); 4] = [
+    let ways: [(&str, u16, u16, IsAgreed); 4] = [
         ("Write", 0, BY_WRITE, |u| u == tagged(0, 0, 0, b"") || u[..2] == [0xC1, 0x40]),
         ("Read", 0, BY_READ, |u| u[..2] == [0x41, 0x41] && u.len() == 46 && u[30..34] == [0; 4]),
         ("Send", BY_SEND, 0, |u| u == untagged(3, 0, 1, b"")),
         ("any", BY_SEND, BY_WRITE | BY_READ, |u| u[..2] == [0xC1, 0x40] && u.len() == 14),
     ];
-    for (way, in_ird, in_ord, is_it) in ways {
+    for (way, in_ird, in_ord, is_agreed) in ways {
         let qp = client.ready();
         let (mut peer, flags, revision, private) = client.connecting(&qp);
         assert_eq!((flags & (CRC | ENHANCED | MARKERS), revision), (CRC | ENHANCED, 2));
@@ -114,7 +114,7 @@ fn initiator_sends_the_chosen_rtr_message() {
         assert_eq!((connected.ird >= 4, connected.ord), (true, 4), "{way}");
         // The ready-to-receive message arrives first, without a work request.
         let first = ulpdu(&mut peer);
-        assert!(is_it(&first), "{way}: {first:02x?}");
+        assert!(is_agreed(&first), "{way}: {first:02x?}");
         if way == "Read" {
             // The Read is answered as usual, and completes nothing at the other end.
             let stag = &first[18..22];
@@ -232,19 +232,19 @@ fn crc_follows_the_configuration_only() {
             assert_eq!(client.success().wr_id, 1);
             qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
             assert_eq!(client.success().wr_id, 9);
-            // All attributes of its connection that the program can read, except for numbers that
-            // are new each time.
+            // All attributes of the connection that the program can read, except for addresses,
+            // which differ in each run.
             let row = qp.query().unwrap();
             connected.addresses = row.addresses.unwrap();
             let ports = [connected.addresses.local, connected.addresses.peer];
-            let told = format!("{connected:?} {:?} {:?} {}", row.state, row.counters, row.path);
+            let text = format!("{connected:?} {:?} {:?} {}", row.state, row.counters, row.path);
             of_client.push(
-                ports.iter().fold(told, |told, a| told.replace(&a.to_string(), "an address")),
+                ports.iter().fold(text, |text, a| text.replace(&a.to_string(), "an address")),
             );
             // The CRC field is present in either case.
             assert_eq!(wire::exactly(&mut peer, 28)[..2], [0, 21]);
-            // Dropped before the peer, because its end would flush the other receive to the CQ
-            // that they share.
+            // Dropped before the peer, whose end would flush the second receive to the CQ of the
+            // next QP.
             drop(qp);
         }
         seen.push(of_client);
@@ -292,8 +292,7 @@ fn revision_0_peer_is_reported() {
         assert_eq!(client.success().wr_id, 9);
         // Marker, length, DV and RV 0.
         assert_eq!(wire::exactly(&mut peer, 8), [0, 0, 0, 0, 0, 18, 0x40, 0x03]);
-        // Dropped before the peer, because its end would flush the receives to the CQ of the
-        // next one.
+        // Dropped before the peer, whose end would flush the receives to the CQ of the next QP.
         drop(qp);
     }
 }

@@ -1,5 +1,4 @@
-//! Connections in start-up: silent or undecided ones of one user do not impede other users,
-//! whatever their peers try.
+//! Connections in start-up: silent or undecided connections of one user do not impede other users.
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -87,7 +86,7 @@ fn distant_peers_connect_despite_a_silent_flood() {
     };
     let (mallory, addresses) = mallory(&daemon, 1);
     let over = AtomicBool::new(false);
-    let come = AtomicU64::new(0);
+    let arrived = AtomicU64::new(0);
     let target = Target::new(&daemon);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -95,31 +94,31 @@ fn distant_peers_connect_despite_a_silent_flood() {
                 let mut silent = std::collections::VecDeque::new();
                 while !over.load(Ordering::Relaxed) {
                     if let Some(peer) = wire::try_dial(addresses[0]) {
-                        // So that no TIME_WAIT socket is left.
+                        // Avoids a TIME_WAIT socket.
                         let _ = set_socket_linger(&peer, Some(Duration::ZERO));
                         silent.push_back(peer);
                     }
                     if silent.len() > 500 {
                         silent.pop_front();
                     }
-                    come.fetch_add(1, Ordering::Relaxed);
+                    arrived.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
         let honest = || {
             let mut peers: Vec<_> =
                 (0..26).map(|_| wire::dial(target.listener.local_addr())).collect();
-            // At least their round trip times, and enough of the flood to have evicted every
-            // connection many times.
+            // Waits for longer than a round trip between distant hosts, and until the flood would
+            // have evicted each connection many times.
             let begun = Instant::now();
-            let before = come.load(Ordering::Relaxed);
+            let before = arrived.load(Ordering::Relaxed);
             while begun.elapsed() < Duration::from_millis(150)
-                || come.load(Ordering::Relaxed) < before + 640
+                || arrived.load(Ordering::Relaxed) < before + 640
             {
                 assert!(
                     begun.elapsed() < DEADLINE,
                     "{} have arrived",
-                    come.load(Ordering::Relaxed)
+                    arrived.load(Ordering::Relaxed)
                 );
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -171,8 +170,8 @@ fn self_guessed_stags_bar_no_other_peers() {
     drop(target);
     bait.release();
     bait.succeed();
-    let said = daemon.stop();
-    let told = said.iter().filter(|l| l.contains("used 5 invalid STags"));
-    assert!(told.clone().all(|line| line.contains(&MALLORY.to_string())), "{said:?}");
-    assert_eq!(told.count(), 1, "{said:?}");
+    let log = daemon.stop();
+    let lines = log.iter().filter(|l| l.contains("used 5 invalid STags"));
+    assert!(lines.clone().all(|line| line.contains(&MALLORY.to_string())), "{log:?}");
+    assert_eq!(lines.count(), 1, "{log:?}");
 }

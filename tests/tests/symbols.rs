@@ -211,10 +211,10 @@ fn symbols_page_is_current() {
     if std::env::var_os("RNIC_WRITE_DOCS").is_some() {
         std::fs::write(&file, page(&imports())).expect("writable sources");
     }
-    let there = std::fs::read_to_string(&file).unwrap_or_default();
+    let found = std::fs::read_to_string(&file).unwrap_or_default();
     let current = page(&BTreeMap::new());
     assert!(
-        without_packages(&there) == without_packages(&current),
+        without_packages(&found) == without_packages(&current),
         "docs/symbols.md is stale: run this with RNIC_WRITE_DOCS=1"
     );
 }

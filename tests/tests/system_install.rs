@@ -1,4 +1,4 @@
-//! `rnicctl system`: installations below a directory, and into a container of bind mounts.
+//! `rnicctl system`: installation below a directory, and in a container made of bind mounts.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -17,7 +17,7 @@ struct Place {
 }
 
 impl Place {
-    /// Creates an archive in which only `rnicctl` can run.
+    /// Creates an archive in which only `rnicctl` is a program. The other files are text.
     fn new() -> Self {
         let place = Place::with(&["rnicctl"]);
         for name in ["bin/rnicd", "bin/rnic-run"] {
@@ -110,7 +110,7 @@ const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "librnic_prel
 const USERS: &str = "root:x:0:0:root:/root:/bin/sh\nlast:x:999:999::/:/bin/sh\n";
 
 #[test]
-fn uninstall_leaves_a_root_as_it_was() {
+fn uninstall_restores_the_root() {
     let place = Place::new();
     // The second file lacks its last newline.
     place.file("etc/passwd", USERS);
@@ -163,7 +163,7 @@ fn files_of_others_are_never_replaced() {
         assert!(text.contains(name), "{name}: {text}");
     }
     assert_eq!(place.snapshot(), before);
-    // Equal files are used, and left in place. So is a configuration.
+    // Equal files and any configuration are used, and left in place.
     place.file("usr/local/bin/rnic-run", "bin/rnic-run 1\n");
     place.file("etc/ld.so.conf.d/00-rnicd.conf", "/usr/local/lib/rnicd\n");
     place.file("etc/rnicd/rnicd.toml", "[control]\nmode = \"0600\"\n");
@@ -211,7 +211,7 @@ fn failed_installation_is_undone() {
     place.file("etc/group", "root:x:0:\n");
     place.file("etc/rnicd/other", "");
     if geteuid().is_root() {
-        // The files of this archive are no libraries, so the loader cannot find them.
+        // The libraries of this archive are text files, so the loader cannot find them.
         place.file("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
     } else {
         let read_only = Permissions::from_mode(0o555);
@@ -221,7 +221,7 @@ fn failed_installation_is_undone() {
     let text = place.fails(&["install", "--commands"]);
     assert!(text.contains("the loader finds") || text.contains("Permission denied"), "{text}");
     assert_eq!(place.snapshot(), before);
-    // So is a failed upgrade: the earlier installation remains.
+    // A failed upgrade leaves the earlier installation.
     if geteuid().is_root() {
         fs::remove_file(place.root("etc/ld.so.conf")).unwrap();
         place.succeeds(&["install", "--commands"]);
@@ -242,8 +242,8 @@ fn killed_installation_can_be_removed() {
     place.file("etc/group", "root:x:0:\n");
     let before = place.snapshot();
     place.succeeds(&["install"]);
-    // As if it had been killed in the middle: an incomplete manifest, one file missing, one not
-    // renamed to its place yet.
+    // The state after a kill: an incomplete manifest, one file missing, and one file not yet
+    // renamed.
     let manifest = place.root("var/lib/rnicd/installed");
     let text = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, text.replace("\"complete\": true", "\"complete\": false")).unwrap();
@@ -337,7 +337,8 @@ fn replaced_files_do_not_stop_uninstall() {
     let place = Place::new();
     place.file("etc/group", "root:x:0:\n");
     place.succeeds(&["install"]);
-    // The administrator keeps the configuration elsewhere, and has other programs.
+    // The administrator moves the configuration, and replaces a program with a folder and a folder
+    // with a file.
     fs::rename(place.root("etc/rnicd"), place.root("etc/other")).unwrap();
     symlink("other", place.root("etc/rnicd")).unwrap();
     fs::rename(place.root("etc/other/rnicd.toml"), place.root("etc/real.toml")).unwrap();
@@ -372,7 +373,7 @@ fn umask_does_not_hide_the_installation() {
 /// Returns a container with the distribution's files, and all of rnicd in `/archive`.
 fn container() -> Option<Place> {
     if !geteuid().is_root() {
-        omit("only root can make a container that root's programs run in");
+        omit("only root can make a container in which programs run as root");
         return None;
     }
     for program in ["/usr/bin/ibv_devices", "/usr/bin/ib_write_bw"] {
@@ -410,9 +411,9 @@ impl Place {
     }
 }
 
-/// Enters a container with the root `$1/root` and runs the other arguments in it.
+/// Makes a container with the root `$1/root`, and runs the other arguments in it.
 const CONTAINER: &str = include_str!("system/container.sh");
-/// Functions for the scripts in it.
+/// Functions for the scripts that run in the container.
 const FUNCTIONS: &str = include_str!("system/functions.sh");
 
 #[test]
@@ -422,7 +423,7 @@ fn whole_container_gets_the_device() {
     let section = |name: &str| found.get(name).unwrap_or_else(|| panic!("{name}: {found:#?}"));
     assert!(section("install").contains("devices    rnicd0, rnicd1"), "{found:#?}");
     assert!(section("devices").contains("rnicd1"), "{found:#?}");
-    // 65536 bytes, and the bandwidth.
+    // The line with the results of perftest starts with the message size.
     assert!(section("bandwidth").contains("65536"), "{found:#?}");
     assert!(section("member").contains("65536"), "{found:#?}");
     let refused = section("others");
@@ -439,7 +440,7 @@ fn whole_container_gets_the_device() {
     assert_eq!(section("loader"), "", "{found:#?}");
 }
 
-/// The action of GitHub with the input `system`.
+/// The GitHub action with the input `system`.
 #[test]
 fn action_gives_sudo_the_device() {
     let Some(place) = container() else { return };

@@ -35,7 +35,7 @@ mount --make-rprivate /
 mount -t tmpfs tmpfs /run
 mkdir /run/stage
 cp -r "$1"/. /run/stage
-# Once more, to begin at the group of this namespace.
+# Mounted again, so that the root is the control group of this namespace.
 umount /sys/fs/cgroup
 mount -t cgroup2 none /sys/fs/cgroup
 for file in passwd group; do mount --bind /run/stage/$file /etc/$file; done

@@ -15,7 +15,7 @@ use tokio::runtime::Builder;
 /// Number of round trips of a pair.
 const ROUNDS: u64 = 200;
 
-/// Runs a future to its end in one thread. Panics at the deadline.
+/// Runs a future to completion in one thread. Panics at the deadline.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -151,19 +151,19 @@ fn cancelled_wait_loses_no_completion() {
     let (a, b) = connected(&context);
     run(async {
         for n in 0..300 {
-            // Dropped before, during and after the arrival of the completion.
-            let patience = Duration::from_micros(n % 100);
-            let given_up = tokio::time::timeout(patience, b.cq.completions()).await;
+            // The futures are dropped before, during and after the arrival of the completion.
+            let timeout = Duration::from_micros(n % 100);
+            let cancelled = tokio::time::timeout(timeout, b.cq.completions()).await;
             a.send(n);
-            match given_up {
+            match cancelled {
                 Ok(all) => panic!("{all:?} before anything was sent"),
                 Err(_) => {
-                    let first = tokio::time::timeout(patience, b.next()).await;
-                    let came = match first {
-                        Ok(came) => came,
+                    let first = tokio::time::timeout(timeout, b.next()).await;
+                    let received = match first {
+                        Ok(received) => received,
                         Err(_) => b.next().await,
                     };
-                    assert_eq!(came.unwrap(), n);
+                    assert_eq!(received.unwrap(), n);
                 }
             }
         }
@@ -212,7 +212,7 @@ fn tasks_and_threads_share_one_cq() {
                 })
             })
             .collect();
-        // Each of the four tasks and threads ends with one more message.
+        // Two tasks and two threads: one more message ends each of them.
         for n in 0..ROUNDS + 4 {
             a.send(n);
             assert_eq!(a.next().await.unwrap(), n);
@@ -245,14 +245,14 @@ fn dropped_connect_is_aborted() {
             done = attempt => panic!("{done:?}"),
             request = request => request.unwrap(),
         };
-        // The peer is gone, so accepting its request fails.
+        // The future was dropped, so its connection request cannot be accepted any more.
         let other = End::new(&context, &pd, context.create_cq(16, None).unwrap());
         let accepted = request.accept_async(&other.qp, &AcceptOptions::default()).await;
         assert!(accepted.is_err(), "{accepted:?}");
-        let nobody = "127.0.0.1:1";
-        let refused = other.qp.connect_async(nobody, &options).await;
+        let unserved = "127.0.0.1:1";
+        let refused = other.qp.connect_async(unserved, &options).await;
         assert!(refused.is_err(), "{refused:?}");
-        // The outcome of an attempt that no call waits for is reported by an event.
+        // If no call waits for an attempt, an event reports its outcome.
         let qp = pd.create_qp(&QpOptions::new(&end.cq)).unwrap();
         qp.start_connect(([127, 0, 0, 1], 1).into(), &options).unwrap();
         loop {
@@ -313,13 +313,13 @@ fn sends_and_receives_are_awaited_with_leases() {
             assert!(matches!(flushed, Err(Error::Failed { .. })), "{path}: {flushed:?}");
             assert_eq!(reason, DisconnectReason::Orderly, "{path}");
         });
-        // The bytes of the failed Send are free again.
+        // The lease of the flushed receive has been returned.
         assert!(region.lease(..).is_ok(), "{path}");
     }
 }
 
 #[test]
-fn awaited_completions_go_to_no_poll() {
+fn awaited_completions_are_not_polled() {
     let daemon = Daemon::start(&engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
@@ -330,7 +330,7 @@ fn awaited_completions_go_to_no_poll() {
         for n in 0..ROUNDS {
             let polled = b.post_recv_leased(n, region.lease(0..64).unwrap()).unwrap();
             let message = region.lease(64..128).unwrap();
-            // Either of the two may find both completions.
+            // Either future may poll both completions from the CQ.
             let (sent, completions) = tokio::join!(a.send(message), cq.completions());
             assert_eq!(sent.unwrap().len(), 64);
             let completions = completions.unwrap();

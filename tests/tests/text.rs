@@ -1,5 +1,5 @@
-//! Text of the repository: lines end at 100 columns, bytes are called bytes, document references
-//! resolve, and phrases that make comments hard to read are rare.
+//! Text of the repository: lines end at 100 columns, bytes are not called octets, every named
+//! document exists, and phrases that make comments hard to read are rare.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ const WIDTH: usize = 100;
 const KINDS: [&str; 3] = ["rs", "md", "toml"];
 
 /// Files with long lines: data, source text that must be found verbatim, and hexadecimal bytes.
-const AS_LONG_AS_THEY_ARE: [&str; 4] = [
+const LONG_LINES: [&str; 4] = [
     "tests/conformance/requirements.toml",
     "tests/conformance/mutations.toml",
     "tests/conformance/promises",
@@ -101,7 +101,7 @@ fn identifiers_in_comments_have_backticks() {
 #[test]
 fn lines_end_at_100_columns() {
     let too_long = |file: &str, text: &str| {
-        // rustfmt takes care of code, so only comments are checked in it.
+        // rustfmt wraps code, so only the comments in code are checked.
         let comment = match Path::new(file).extension().and_then(|e| e.to_str()) {
             Some("rs") => "//",
             Some("toml") => "#",
@@ -116,7 +116,7 @@ fn lines_end_at_100_columns() {
         };
         places(file, text, is_too_long)
     };
-    none(too_long, &AS_LONG_AS_THEY_ARE);
+    none(too_long, &LONG_LINES);
 }
 
 #[test]
@@ -129,11 +129,11 @@ fn bytes_are_called_bytes() {
 }
 
 #[test]
-fn nothing_refers_to_a_document_that_is_not_here() {
-    let strangers = |file: &str, text: &str| {
+fn every_named_document_exists() {
+    let missing = |file: &str, text: &str| {
         places(file, text, |line| documents(line).any(|name| !exists(file, name)))
     };
-    none(strangers, &[]);
+    none(missing, &[]);
 }
 
 #[test]
@@ -166,9 +166,9 @@ fn none(find: impl Fn(&str, &str) -> Vec<String>, excepted: &[&str]) {
     let mut found = Vec::new();
     for path in files {
         let file = path.strip_prefix(root()).expect("path is below the root").to_string_lossy();
-        // This file contains the words that it looks for.
-        let is_me = file == "tests/tests/text.rs";
-        if !is_me && !is_in(&file, excepted) {
+        // This file contains the phrases that it searches for.
+        let is_this_file = file == "tests/tests/text.rs";
+        if !is_this_file && !is_in(&file, excepted) {
             found.extend(find(&file, &std::fs::read_to_string(&path).unwrap()));
         }
     }
@@ -207,7 +207,7 @@ fn documents(line: &str) -> impl Iterator<Item = &str> {
     words.map(|word| word.trim_end_matches('.')).filter(|w| w.ends_with(".md") && w.len() > 3)
 }
 
-/// Returns true if a document that a file refers to is in the repository, or is generated in it.
+/// Returns true if a document that a file names is in the repository, or is generated in `target`.
 fn exists(file: &str, name: &str) -> bool {
     let beside = Path::new(file).parent().unwrap_or(Path::new("")).join(name);
     name == "target/conformance.md"
@@ -216,16 +216,14 @@ fn exists(file: &str, name: &str) -> bool {
             .any(|path| root().join(path).is_file())
 }
 
-/// Returns true for files that list the phrases themselves.
+/// Returns true for a file that lists the phrases or paraphrases RFCs.
 fn is_phrase_list(file: &Path) -> bool {
-    let lists = ["tests/tests/text.rs", "CONTRIBUTING.md"];
-    // Paraphrases of RFCs.
-    let data = "tests/conformance/requirements.toml";
-    file == Path::new(data) || lists.iter().any(|list| file == Path::new(list))
+    let lists = ["tests/tests/text.rs", "CONTRIBUTING.md", "tests/conformance/requirements.toml"];
+    lists.iter().any(|list| file == Path::new(list))
 }
 
-/// Returns the lines of prose in a file, without comment marks: comments that are lines of their
-/// own, or the text of a document, both without code.
+/// Returns the lines of prose in a file, without comment marks and code: comments on separate
+/// lines, or the text of a document.
 fn prose<'a>(file: &Path, text: &'a str) -> impl Iterator<Item = &'a str> {
     let mark = match file.extension().and_then(|e| e.to_str()) {
         Some("rs") => "//",
@@ -244,7 +242,7 @@ fn prose<'a>(file: &Path, text: &'a str) -> impl Iterator<Item = &'a str> {
             return None;
         }
         let is_citation = mark == "//" && line.starts_with('=');
-        // A key of a configuration whose default is "not set".
+        // A configuration key whose default is "not set".
         let is_key = mark == "#" && line.starts_with(':');
         let is_diagram = mark == "//" && indent > 3;
         let is_rule = line.starts_with("| ---");

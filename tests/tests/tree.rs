@@ -40,10 +40,10 @@ fn write_bytes(daemon: &Daemon, len: u32) {
     client.completes(1, CompletionOpcode::RdmaWrite);
 }
 
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+fn wait_for(condition: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < DEADLINE, "{what}");
+    while !holds() {
+        assert!(began.elapsed() < DEADLINE, "{condition}");
         std::thread::yield_now();
     }
 }
@@ -104,13 +104,14 @@ fn each_device_has_its_own_counters() {
     write_bytes(&daemon, 40);
     send_bytes(&daemon, "second", 400);
     are([10, 0, 100]);
-    // Without a name, it is the first device with the GID.
+    // Without a device name, the first device with the GID counts.
     send_bytes(&daemon, "", 4000);
     are([10, 1000, 100]);
+    // With the name of a missing device, none counts.
     send_bytes(&daemon, "absent", 4000);
     send_bytes(&daemon, "second", 4);
     are([10, 1000, 101]);
-    // As for the kernel's devices, a new device of the same name starts at 0.
+    // A removed and re-added device starts at 0, as in the kernel.
     for verb in ["remove", "add"] {
         let mut command = Command::new(built::program("rnicctl"));
         command.arg("--socket").arg(daemon.socket()).args(["device", verb, "second"]);
@@ -120,7 +121,7 @@ fn each_device_has_its_own_counters() {
     are([10, 1000, 2]);
 }
 
-/// Returns how often threads of the daemon have gone to sleep.
+/// Returns the number of voluntary context switches of all threads of the daemon.
 fn sleeps(daemon: &Daemon) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
     let of = |status: String| {
@@ -132,7 +133,7 @@ fn sleeps(daemon: &Daemon) -> u64 {
 
 /// The daemon does not wake for unchanged counters, but publishes every change.
 #[test]
-fn an_idle_daemon_with_queue_pairs_does_nothing() {
+fn idle_daemon_with_queue_pairs_stays_asleep() {
     let daemon = Daemon::start("");
     let tree = tree_of(&daemon);
     let client = Client::new(&daemon);
@@ -205,13 +206,13 @@ fn refusal(config: &str) -> String {
     fs::write(&file, config).unwrap();
     let mut command = Command::new(built::program("rnicd"));
     command.arg("run").arg("--config").arg(&file).arg("--socket").arg(dir.path().join("s"));
-    let said = command.output().unwrap();
-    assert!(!said.status.success());
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
     assert!(!dir.path().join("s").exists());
-    String::from_utf8(said.stderr).unwrap()
+    String::from_utf8(output.stderr).unwrap()
 }
 
-/// The exporter reads the kernel's files in sysfs, and was not changed for this daemon.
+/// The exporter normally reads the kernel's files in sysfs. It was not changed for this daemon.
 #[test]
 fn unmodified_node_exporter_reads_the_tree() {
     const EXPORTER: &str = "prometheus-node-exporter";

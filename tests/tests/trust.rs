@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use rnic_tests::{Process, built, copy_files, omit, verbs};
 use tempfile::TempDir;
 
-/// Users without an entry in any database.
+/// Users without an entry in the user database.
 const OWNER: u32 = 65_520;
 const OTHER: u32 = 65_521;
 
@@ -114,14 +114,14 @@ fn daemons_of_other_users_are_refused_by_uid() {
         let parts = [format!("runs as user {OWNER}"), format!("of its own user {user}")];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
     }
-    // A program may select any socket itself.
+    // A socket named by an option is trusted, whichever user runs the daemon.
     let mut named = stage.asks(OTHER);
     named.env_remove("RNIC_SOCKET").arg("--socket").arg(stage.at("run/rnicd.sock"));
     is_served(named);
     stage.ends();
 }
 
-/// As in a container: the kernel has no number for the daemon there.
+/// In another PID namespace, such as a container's, the kernel reports no PID for the daemon.
 #[test]
 fn daemon_outside_the_pid_namespace_is_checked() {
     let Some(stage) = Stage::new() else { return };
@@ -147,7 +147,7 @@ fn runtime_dir_of_the_previous_user_is_skipped() {
         command
     };
     is_served(asks(OWNER));
-    // As after `su`, which keeps the variable.
+    // `su` keeps the variable of the previous user.
     let mut other = asks(OTHER);
     let output = other.output().unwrap();
     assert!(!text(&output).contains(stage.at("run").to_str().unwrap()), "{}", text(&output));
@@ -183,7 +183,7 @@ fn secure_execution_ignores_the_environment() {
     is_served(asks(OWNER));
     let said = text(&asks(OTHER).output().unwrap());
     assert!(!said.contains(stage.at("run").to_str().unwrap()), "{said}");
-    // It found the system's daemon or none.
+    // The program found the system's daemon or none.
     let pid = stage.daemon.id().to_string();
     assert!(!said.split_whitespace().any(|word| word == pid), "{said}");
     assert!(said.contains("/run/rnicd/rnicd.sock") || said.contains("pid"), "{said}");

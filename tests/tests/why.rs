@@ -80,7 +80,7 @@ fn failure(end: &End) -> Completion {
     }
 }
 
-/// Returns the newest record about an end's QP, to which no completion refers.
+/// Returns the newest record about an end's QP, for an error that no completion reports.
 fn newest(end: &End, daemon: &Daemon) -> Value {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -134,7 +134,7 @@ fn wrong_lkey_and_its_flushes_are_explained() {
 }
 
 #[test]
-fn every_fault_of_a_remote_access_at_both_ends() {
+fn remote_access_errors_are_explained_at_both_ends() {
     for path in PATHS {
         for (what, write, read, words) in [
             ("unknown", "1/1/00", "0/1/00", "no region has STag"),
@@ -208,7 +208,7 @@ fn every_fault_of_a_remote_access_at_both_ends() {
 }
 
 #[test]
-fn sends_that_find_no_receive_or_too_short_a_one() {
+fn sends_without_a_suitable_receive_are_explained() {
     for path in PATHS {
         let daemon = Daemon::start(&on_path(path));
         let (a, b) = pair(&daemon, 64);
@@ -245,7 +245,7 @@ fn sends_that_find_no_receive_or_too_short_a_one() {
 }
 
 #[test]
-fn an_stag_that_was_invalidated() {
+fn access_to_an_invalidated_stag_is_explained() {
     let daemon = Daemon::start("");
     let (a, b) = pair(&daemon, 64);
     let own = b.region_for(Scope::Qp(b.qp.id()), 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -263,7 +263,7 @@ fn an_stag_that_was_invalidated() {
 }
 
 #[test]
-fn a_completion_queue_that_overflows() {
+fn completion_queue_overflow_is_explained() {
     let daemon = Daemon::start("");
     let (a, b) = pair(&daemon, 2);
     for n in 0..4 {
@@ -301,12 +301,12 @@ fn followed_events_include_session_ends() {
         let end = end(&daemon, 8);
         let session = end.context.session().0;
         let begun = format!("\"session\":{session},\"kind\":\"session_opened\",\"text\":\"");
-        let who = follower.line_after(&begun);
+        let client = follower.line_after(&begun);
         drop(end);
         let ended = format!("\"session\":{session},\"kind\":\"session_ended\",\"text\":\"");
-        let why = follower.line_after(&ended);
-        let who = who.split('"').next().unwrap();
-        assert_eq!(why, format!("{who}: closed by the client\"}}"));
+        let text = follower.line_after(&ended);
+        let client = client.split('"').next().unwrap();
+        assert_eq!(text, format!("{client}: closed by the client\"}}"));
     }
     follower.kill();
 }
@@ -337,7 +337,7 @@ fn refusals_and_failed_connects_are_explained() {
     assert_eq!(record["what"], "Lost");
     has(&record, "rule", "RFC 5044");
 
-    // No record has one of these numbers.
+    // Numbers that no record has.
     for id in [0, u64::MAX] {
         let error = end.context.diagnosis(id).unwrap_err();
         assert!(matches!(error.refusal(), Some(Refusal::NoSuchObject { .. })), "{error}");
@@ -346,7 +346,7 @@ fn refusals_and_failed_connects_are_explained() {
 }
 
 #[test]
-fn a_peer_that_is_killed() {
+fn death_of_the_peer_is_explained() {
     for path in PATHS {
         let daemon = Daemon::start(&on_path(path));
         let end = end(&daemon, 8);
@@ -364,7 +364,7 @@ fn a_peer_that_is_killed() {
 }
 
 #[test]
-fn bad_bytes_from_a_scripted_peer() {
+fn invalid_segments_are_explained() {
     let daemon = Daemon::start("");
     type Play = fn(&mut TcpStream, &Mr);
     let crc: Play = |peer, mr| {
@@ -441,7 +441,7 @@ fn records_of_other_users_are_hidden() {
         listed.as_array().unwrap().iter().map(|record| record["id"].to_string()).collect();
     assert!(listed.contains(&ids[0]) && !listed.contains(&ids[1]), "{listed:?}");
     let events: Value = serde_json::from_slice(&as_user(4001, &["events"]).stdout).unwrap();
-    assert_eq!(events, Value::Array(Vec::new()), "nothing notable of their own");
+    assert_eq!(events, Value::Array(Vec::new()), "the user's requests cause no events");
     // An administrator sees both.
     for id in &ids {
         assert!(rnicctl(daemon.socket(), &["why", id]).status.success());
@@ -449,14 +449,14 @@ fn records_of_other_users_are_hidden() {
 }
 
 #[test]
-fn session_ended_for_a_malformed_request() {
+fn end_for_a_malformed_request_is_explained() {
     let daemon = Daemon::start("");
     let raw = Raw::open(daemon.socket());
     raw.send(&[0xFF; 40], &[]);
-    let (bytes, _) = raw.receive().expect("a complaint");
+    let (bytes, _) = raw.receive().expect("a refusal");
     let reply: Reply = postcard::from_bytes(&bytes).unwrap();
     assert!(matches!(reply.result, Err(Refusal::Malformed { .. })), "{reply:?}");
-    assert!(raw.receive().is_none(), "the session goes on");
+    assert!(raw.receive().is_none(), "the session has not ended");
     let record = explained(&daemon, reply.diagnosis_id);
     assert_eq!(record["what"], "Ended");
     has(&record, "rule", "or the session ends");
@@ -485,9 +485,9 @@ fn flood_of_failures_evicts_only_its_own_records() {
     let all = json(daemon.socket(), &["why"]);
     let all = all.as_array().unwrap();
     let noise = all.iter().filter(|r| r["session"] == noisy.session().0).count();
-    assert_eq!(noise, 64, "records are kept");
-    assert!(all.iter().any(|r| r["id"] == kept), "the quiet one's is still there");
-    assert!(noisy.diagnosis(first.unwrap()).is_err(), "the noisy one's first is not");
+    assert_eq!(noise, 64, "records of the noisy session");
+    assert!(all.iter().any(|r| r["id"] == kept), "the quiet session's record was evicted");
+    assert!(noisy.diagnosis(first.unwrap()).is_err(), "the oldest record was not evicted");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Memory windows and the lifetime of STags, through `rnic-client`, with daemons as processes: one
-//! worker and three, on both paths.
+//! Memory windows and the lifetime of STags, through `rnic-client`: daemons with one worker and
+//! three, on both paths.
 
 use std::time::Instant;
 
@@ -64,7 +64,8 @@ impl Pair {
         Pair { owner, peer, owned, peering }
     }
 
-    /// Lets the peer write, and the owner receive a message after it.
+    /// Lets the peer write, and waits until the owner has received a message that follows the
+    /// Write.
     fn write(&self, to: &RemoteMr, at: u64, bytes: &[u8]) {
         self.owned.post_recv(&[RecvRequest::new(70, &[])]).unwrap();
         self.peering
@@ -164,7 +165,7 @@ fn a_region_stays_while_windows_are_bound_to_it() {
             .map(|window| bound(owner, window, &pair.owned, &Bind::new(&region, ..8, REMOTE)));
         let refused = region.deregister().unwrap_err().to_string();
         assert!(refused.contains("is in use by 2 bound windows"), "{refused}");
-        // Dropping its handle does not free it either.
+        // The call has dropped the handle, which does not free the region either.
         pair.write(&open[0], 0, b"1");
         pair.write(&open[1], 1, b"2");
         assert_eq!(bytes(&view, 0, 3), b"12\0");

@@ -40,7 +40,7 @@ fn wrong_usage_exits_with_2_and_the_reason() {
 }
 
 #[test]
-fn without_a_daemon_all_say_where_they_looked() {
+fn a_missing_daemon_is_reported_with_its_socket() {
     for (program, arguments, code) in [
         (RCOPY, &["send", "/proc/version", "localhost:1"][..], 1),
         (RCOPY, &["serve"], 1),
@@ -57,7 +57,7 @@ fn without_a_daemon_all_say_where_they_looked() {
 }
 
 #[test]
-fn a_name_does_for_an_address_everywhere() {
+fn host_names_are_accepted_everywhere() {
     let daemon = Daemon::start("");
     let folder = tempfile::tempdir().unwrap();
     let serving = |program, before: &str, arguments: &[&str]| {

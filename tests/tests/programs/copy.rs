@@ -256,9 +256,9 @@ fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
     (talker, ring, sender)
 }
 
-/// A receiver that reports another file than was sent.
+/// The receiver reports the digest of a file other than the one that was sent.
 #[test]
-fn a_sender_does_not_believe_a_wrong_digest() {
+fn sender_rejects_a_wrong_digest() {
     let daemon = Daemon::start("");
     let file = file_of(b"abc");
     for (digest, code) in [(ABC, 0), ([0; 32], 1)] {
@@ -272,7 +272,7 @@ fn a_sender_does_not_believe_a_wrong_digest() {
     }
 }
 
-/// A receiver that returns chunks that it has not received, or the same chunk again.
+/// The receiver returns more chunks than it has received, or the same chunk again.
 #[test]
 fn sender_rejects_invalid_credits() {
     let daemon = Daemon::start("");
@@ -308,7 +308,7 @@ fn excess_sender_is_refused_until_one_leaves() {
 }
 
 #[test]
-fn a_sender_killed_leaves_no_half_file() {
+fn killed_sender_leaves_no_partial_file() {
     for path in PATHS {
         let daemon = Daemon::start(&on_path(path));
         let file = large();
@@ -490,7 +490,7 @@ fn oversized_file_is_refused_before_sending() {
     let sent = send(&daemon, file.path(), &format!("{}/large", receiver.address));
     fails(sent, "4294967296 bytes are above the limit of 1048576");
     receiver.is_unharmed(&daemon);
-    // More than any disk has.
+    // A file that is larger than any disk.
     let receiver = Receiver::start(&daemon, &["--once"]);
     file.as_file().set_len(1 << 42).unwrap();
     let sent = send(&daemon, file.path(), &format!("{}/large", receiver.address));

@@ -84,7 +84,7 @@ impl Talker {
         loop {
             let mut one = [Completion::default()];
             let n = self.cq.wait(&mut one, Some(DEADLINE)).unwrap();
-            assert_eq!(n, 1, "nothing heard at the deadline");
+            assert_eq!(n, 1, "no message at the deadline");
             let completion = one[0].ok().ok()?;
             if completion.opcode == CompletionOpcode::Receive {
                 let mut message = vec![0; completion.byte_len as usize];

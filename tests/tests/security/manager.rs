@@ -98,7 +98,7 @@ fn rdmap_8_1_2_0_objects_of_others_are_refused() {
         assert!(matches!(answer, Err(Refusal::NoSuchObject { .. })), "{named}: {answer:?}");
     }
     let outcome = pair.write(&ends, region.remote().at(0), 64);
-    assert_eq!(outcome, Outcome::Done, "the owner's objects are as they were");
+    assert_eq!(outcome, Outcome::Done, "the requests changed the owner's objects");
 }
 
 /// Repeats a request until it is refused. Returns the number of successes, and the refusal.
@@ -173,8 +173,7 @@ fn rdmap_8_1_2_3_sessions_do_not_share_trust() {
         let daemon = Daemon::start(&engine(2, path));
         let pair = Pair::new(&daemon);
         let region = page(&pair.holder, READ_WRITE);
-        // Same user, same program: the visitor still may not use the holder's memory as its
-        // own ...
+        // The same user and program, but the visitor may not use the holder's memory as its own ...
         let ends = pair.connected();
         let theft = [region.sge(0, 64)];
         pair.visitor.drain();
@@ -349,8 +348,8 @@ fn reregistration_keeps_the_stag_or_the_region() {
         mr,
         to: MrRequest { pd, source: source(offset), length: 128, iova: 4096, access, scope },
     };
-    let became = again(other, 512, access | Access::REMOTE_READ);
-    assert_eq!(raw.call(became), Ok(ReplyBody::Mr { mr, stag }));
+    let valid = again(other, 512, access | Access::REMOTE_READ);
+    assert_eq!(raw.call(valid), Ok(ReplyBody::Mr { mr, stag }));
     // Outside the buffer, a right that requires another one, and a missing domain.
     for wrong in [
         again(pd, 4000, access),
@@ -367,10 +366,11 @@ fn reregistration_keeps_the_stag_or_the_region() {
         assert_eq!((row.mr, row.pd, row.iova, row.length), (mr, other, 4096, 128), "{named}");
         assert_eq!(row.access, access | Access::REMOTE_READ, "{named}");
     }
-    // The region is now only in the other domain.
+    // The region now belongs to the other domain only.
     assert_eq!(raw.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
     assert!(raw.call(RequestBody::ClosePd { pd: other }).is_err());
-    // A limit of one region is not exceeded by reregistration, and is released with it.
+    // Reregistration in a domain with a limit of one region counts the region once, and
+    // reregistration in another domain releases it.
     let answer = raw.call(RequestBody::OpenPd { name: Some("one".to_owned()) });
     let Ok(ReplyBody::Pd { pd: small }) = answer else { panic!("{answer:?}") };
     for pd in [small, small, other, small] {
@@ -432,7 +432,7 @@ fn rdmap_8_1_2_8_unfair_srq_use_is_detected() {
             from.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
             pair.holder.completion().ok().unwrap();
         };
-        // While both take turns, neither is reported.
+        // Both QPs take turns, so neither is reported.
         for _ in 0..64 {
             send(&modest.1);
             send(&greedy.1);
@@ -452,7 +452,7 @@ fn rdmap_8_1_2_8_unfair_srq_use_is_detected() {
             }
         };
         assert_eq!(named, greedy.0.id(), "{path}");
-        // The QP is reported but not limited, which is the application's decision.
+        // The QP is reported but not limited: limiting it is up to the application.
         send(&modest.1);
         send(&greedy.1);
     }

@@ -101,13 +101,13 @@ impl Pair {
     }
 }
 
-/// Returns the Terminate that ended a QP's stream.
+/// Returns the layer, error type and error code of the Terminate that ended a QP's stream.
 pub fn terminated(qp: &Qp) -> [u8; 3] {
     match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
         DisconnectReason::Terminate { code: TerminateCode { layer, etype, code }, .. } => {
             [layer, etype, code]
         }
-        other => panic!("ended otherwise: {other:?}"),
+        other => panic!("not a Terminate: {other:?}"),
     }
 }
 

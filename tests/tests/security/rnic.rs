@@ -239,7 +239,7 @@ fn rdmap_8_1_1_7_invalidate_needs_qp_scope() {
         let refused = invalidate(&ends, shared.rkey());
         assert_eq!(refused.status, CompletionStatus::RemoteInvalidRequest, "{path}");
         assert_eq!(terminated(&ends.0), [0, 2, 9], "{path}");
-        // Other streams can still use it.
+        // Other streams can still use the shared region.
         pair.visitor.drain();
         let outcome = pair.write(&pair.connected(), shared.remote().at(0), 8);
         assert_eq!(outcome, Outcome::Done, "{path}");
@@ -265,7 +265,7 @@ fn rdmap_8_1_1_8_stags_are_random_and_sparse() {
     let again = issue(&first);
     let b = issue(&second);
     let all: HashSet<u32> = a.iter().chain(&again).copied().collect();
-    assert_eq!(all.len(), 2 * COUNT, "freed STags came back at once");
+    assert_eq!(all.len(), 2 * COUNT, "freed STags are reused at once");
     assert!(!all.contains(&0) && !all.contains(&u32::MAX));
     // Another daemon issues other STags, in another order.
     assert!(a.iter().zip(&b).filter(|(a, b)| a == b).count() < 3);
@@ -293,7 +293,7 @@ fn rdmap_8_1_1_8_seen_stags_predict_no_others() {
     let victim = Client::new(&daemon);
     let [own, buffer] = [&attacker, &victim].map(|s| s.context.create_shared_buffer(4096).unwrap());
     let mut seen = Vec::new();
-    // All regions at once, and then one by one.
+    // First half of the regions together, and then one by one.
     for at_once in [SEEN / 2, 1] {
         for _ in 0..SEEN / 2 / at_once {
             let regions: Vec<_> = (0..at_once)
@@ -310,15 +310,15 @@ fn rdmap_8_1_1_8_seen_stags_predict_no_others() {
         let next: Vec<u32> = regions.iter().map(|r| r.rkey().0).collect();
         // Indices seen before, with any key, freed first, last or in between.
         let indices: HashSet<u32> = seen.iter().map(|stag| stag >> 8).collect();
-        assert!(next.iter().all(|stag| !indices.contains(&(stag >> 8))), "an index came back");
-        // The last two, continued by a step of the index, the key, or both.
+        assert!(next.iter().all(|stag| !indices.contains(&(stag >> 8))), "an index is reused");
+        // Guesses that continue from the last STags by a step of the index, the key, or both.
         let [.., before, last] = seen[..] else { panic!("none seen") };
         let step = last.wrapping_sub(before);
         let guesses: HashSet<u32> = (1..=NEXT as u32)
             .flat_map(|n| [n, n << 8, n << 8 | n, n.wrapping_mul(step)])
             .map(|step| last.wrapping_add(step))
             .collect();
-        assert!(next.iter().all(|stag| !guesses.contains(stag)), "counted on from {last:#x}");
+        assert!(next.iter().all(|stag| !guesses.contains(stag)), "predictable from {last:#x}");
         regions.into_iter().for_each(|region| region.deregister().unwrap());
     }
 }
@@ -393,7 +393,7 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
     for _ in 0..32 {
         pair.visitor.completion().ok().unwrap();
     }
-    // A peer that sends one more than granted, all before a response can have left, is terminated.
+    // A peer that sends one Read more than granted is terminated. It sends all of them at once.
     let listener = pair.holder.context.listen("127.0.0.1:0", 1).unwrap();
     let mut peer = wire::dial(listener.local_addr());
     wire::send_bytes(&mut peer, &wire::request(CRC, 1, b""));
@@ -414,7 +414,7 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
         })
         .collect();
     wire::send_bytes(&mut peer, &requests);
-    // The peer reads nothing until the end is known here, so the first response cannot be complete.
+    // The peer does not read from its socket yet, so the first response cannot be complete.
     assert_eq!(terminated(&qp), [1, 2, 2]);
 }
 

@@ -12,7 +12,7 @@ fn anonymous(daemon: &Daemon) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Makes many objects in several sessions, and returns the daemon's memory before they are freed.
+/// Creates many objects in several sessions, and returns the daemon's memory before they are freed.
 fn burst(daemon: &Daemon) -> u64 {
     let sessions: Vec<Context> =
         (0..4).map(|_| Context::open_at(daemon.socket()).unwrap()).collect();
@@ -23,7 +23,7 @@ fn burst(daemon: &Daemon) -> u64 {
         let buffer = context.create_shared_buffer(4096).unwrap();
         let options = QpOptions { sq_depth: 1, rq_depth: 1, ..QpOptions::new(&cq) };
         let qps: Vec<_> = (0..1500).map(|_| pd.create_qp(&options).unwrap()).collect();
-        // Workers hold memory for these.
+        // Workers hold memory for QPs in the error state.
         qps.iter().for_each(|qp| qp.to_error().unwrap());
         let mrs: Vec<_> = (0..4000).map(|_| pd.reg_mr(&buffer, .., READ_WRITE).unwrap()).collect();
         kept.push((qps, mrs));
@@ -32,7 +32,7 @@ fn burst(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn memory_of_a_burst_goes_back() {
+fn memory_of_a_burst_is_returned() {
     let config = "[engine]\nworkers = 2\n[limits]\ndiagnoses = 16\nevent_records = 16\n";
     let daemon = Daemon::start(config);
     // Memory that one client costs permanently.

@@ -1,4 +1,5 @@
-//! A peer killed under traffic looks like a peer that stops answering, whatever was outstanding.
+//! To the survivor, a peer that is killed under traffic is a peer that stops answering: requests
+//! fail with "retries exceeded" and never with an error of the peer's program.
 
 use rnic_client::{Completion, CompletionStatus, QpOptions, QpType, SendRequest};
 use rnic_tests::client::READ_WRITE;
@@ -9,7 +10,7 @@ use rnic_tests::{Client, DEADLINE, Daemon, engine, ports};
 /// Number of outstanding requests.
 const UNDER_WAY: usize = 24;
 
-fn survivors_see_no_blame(loopback: &str) {
+fn only_retries_are_exceeded(loopback: &str) {
     let port = ports::unused_port();
     let config = format!(
         "{}[control]\nmode = \"0666\"\n[device]\naddresses = [\"127.0.77.2\"]\n\
@@ -40,8 +41,8 @@ fn survivors_see_no_blame(loopback: &str) {
         // The stream is established: from now on only the kill ends it.
         let eight = [own.sge(0, 8)];
         qp.post_send(&[SendRequest::write(0, &eight, lent.at(0)).signaled()]).unwrap();
-        let stands = survivor.cq.wait(&mut [Completion::default()], Some(DEADLINE)).unwrap();
-        assert_eq!(stands, 1, "{loopback}, round {round}");
+        let completed = survivor.cq.wait(&mut [Completion::default()], Some(DEADLINE)).unwrap();
+        assert_eq!(completed, 1, "{loopback}, round {round}");
         qp.to_rts(&HASTY).unwrap();
         let lens = [8, 4000, 100_000];
         let mut posted = 0;
@@ -91,7 +92,7 @@ fn survivors_see_no_blame(loopback: &str) {
                 mortal.kill();
             }
         }
-        assert!(until_killed.is_none(), "{loopback}, round {round}: it failed before the kill");
+        assert!(until_killed.is_none(), "{loopback}, round {round}: failure before the kill");
     }
 }
 
@@ -100,10 +101,10 @@ const KILLS: u64 = 100;
 
 #[test]
 fn survivors_see_retries_exceeded_direct() {
-    survivors_see_no_blame("direct");
+    only_retries_are_exceeded("direct");
 }
 
 #[test]
 fn survivors_see_retries_exceeded_by_tcp() {
-    survivors_see_no_blame("tcp");
+    only_retries_are_exceeded("tcp");
 }

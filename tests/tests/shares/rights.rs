@@ -96,7 +96,7 @@ fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
         let sges = [source.sge(0, WRITE)];
         let write = SendRequest::write(round, &sges, region.remote().at(0)).signaled();
         std::thread::scope(|scope| {
-            // It writes without end, so that access is always revoked during a Write.
+            // The writer never pauses, so that access is always revoked during a Write.
             let writing = scope.spawn(|| write_until_one_fails(&writer, &theirs, write));
             // Waits until a Write has reached a random offset.
             let at = rng.below(u64::from(WRITE) / 8) * 8;

@@ -8,7 +8,7 @@ use rnic_client::Context;
 use rnic_tests::{DEADLINE, Process, built};
 use rustix::process::Signal;
 
-/// Starts a daemon without a configuration file, by a script that ends with `"$@"`.
+/// Starts a daemon without a configuration file. `script` runs the daemon as `"$@"`.
 fn daemon(script: &str, folder: &Path) -> Process {
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg("sh").arg(built::program("rnicd")).arg("run");
@@ -33,7 +33,7 @@ fn nohup_keeps_a_daemon_without_a_file() {
     let mut daemon = daemon("trap '' HUP; exec \"$@\"", folder.path());
     daemon.line_after("listening");
     daemon.signal(Signal::HUP);
-    // A signal with a higher number is delivered after it.
+    // A signal with a higher number is delivered later.
     daemon.signal(Signal::TERM);
     let lines = daemon.succeed();
     let stops: Vec<_> = lines.iter().filter(|line| line.contains("stopping")).collect();
@@ -67,7 +67,7 @@ fn the_journal_gets_priorities() {
         let is_one = |line: &str| line.starts_with(priority) && line.contains(text);
         assert!(lines.lines().any(is_one), "{priority} {text}: {lines}");
     }
-    // The variable names the stream of another process.
+    // The variable names another stream than the daemon's standard error.
     let lines = logged("1:2");
     assert!(lines.lines().all(|line| !line.starts_with('<')), "{lines}");
 }
@@ -86,7 +86,7 @@ fn elsewhere(script: &str, folder: &Path) -> Option<Process> {
 }
 
 #[test]
-fn a_read_only_root_is_named_and_served_on() {
+fn daemon_on_a_read_only_root_serves() {
     let folder = tempfile::tempdir().unwrap();
     let other = tempfile::tempdir().unwrap();
     let metrics = other.path().join("metrics");
@@ -115,7 +115,7 @@ fn a_read_only_root_is_named_and_served_on() {
 #[test]
 fn a_daemon_serves_without_proc() {
     let folder = tempfile::tempdir().unwrap();
-    // Otherwise the daemon changes the socket's mode through /proc, and the error names that.
+    // Without this umask the daemon would have to change the socket's mode, through /proc.
     let script = "umask 007; mount -t tmpfs none /proc; exec \"$1\" run --socket \"$2/s\"";
     let Some(mut daemon) = elsewhere(script, folder.path()) else { return };
     daemon.line_after("listening");
