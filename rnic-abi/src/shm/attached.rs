@@ -22,6 +22,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::Mapping;
+use super::copy::tail_len;
 
 /// First address beyond the address space of any program, on all supported processors. The kernel
 /// rejects unmapped addresses below it.
@@ -348,17 +349,6 @@ fn poison(result: Result<(), AttachedFault>, mapping: &Mapping) -> Result<(), At
     result
 }
 
-/// Returns the size of the naturally aligned word at the end of `len` bytes from `address`.
-pub(super) fn tail_len(address: u64, len: usize) -> usize {
-    if len == 0 {
-        return 0;
-    }
-    let end = address.wrapping_add(len as u64);
-    // The largest power of two that divides the end, at most 8, and not longer than the range.
-    let longest = (1 << len.ilog2()).min(8);
-    1 << (end | longest).trailing_zeros()
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -479,24 +469,6 @@ mod tests {
         let address = memory.address();
         space.copy_to(address, &space, address + 100, bytes.len(), true).expect("mapped");
         assert_eq!(contents(&memory, 100, bytes.len()), bytes);
-    }
-
-    #[test]
-    fn the_tail_is_the_aligned_word_at_the_end() {
-        for (address, len, tail) in [
-            (0x1000, 0, 0),
-            (0x1000, 1, 1),
-            (0x1000, 8, 8),
-            (0x1000, 12, 4),
-            (0x1000, 3, 1),
-            (0x1001, 3, 2),
-            (0x1001, 7, 4),
-            (0x1004, 4, 4),
-            (0x1000, 4096, 8),
-            (0x1000, 4097, 1),
-        ] {
-            assert_eq!(tail_len(address, len), tail, "{len} bytes at {address:#x}");
-        }
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl Mapping {
             let overlaps = (from as usize).abs_diff(to as usize) < len;
             let head = match (overlaps, tail_last) {
                 (true, _) => 0,
-                (false, true) => len - tail_len(to, len),
+                (false, true) => len - tail_len(to as u64, len),
                 (false, false) => len,
             };
             // SAFETY: both are valid for `len` bytes (see `copy_by`), and the part that bypasses
@@ -205,10 +205,11 @@ impl Mapping {
     }
 }
 
-/// Returns the length of the longest naturally aligned word at the end of `len` bytes from `to`.
+/// Returns the length of the longest naturally aligned word at the end of `len` bytes from
+/// `address`.
 #[inline]
-fn tail_len(to: *mut u8, len: usize) -> usize {
-    let end = (to as usize).wrapping_add(len);
+pub(super) fn tail_len(address: u64, len: usize) -> usize {
+    let end = address.wrapping_add(len as u64);
     // The largest power of two that divides the end, at most 8, and not longer than the range.
     match len {
         0 => 0,
@@ -227,7 +228,7 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "widened from that many bytes")]
 unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
-    let tail = tail_len(to, len);
+    let tail = tail_len(to as u64, len);
     let head = len - tail;
     // SAFETY: head and tail make up the range, for which the caller guarantees validity. The tail
     // of `to` is aligned to its length (see `tail_len`). `from` is read unaligned. Only atomics and
@@ -334,8 +335,7 @@ mod tests {
 
     #[test]
     fn the_tail_is_the_longest_aligned_word() {
-        let base = 0x1000 as *mut u8;
-        let at = |offset: usize, len| tail_len(base.wrapping_add(offset), len);
+        let at = |offset: u64, len| tail_len(0x1000 + offset, len);
         assert_eq!([at(0, 0), at(0, 1), at(1, 1), at(7, 1)], [0, 1, 1, 1]);
         assert_eq!([at(0, 2), at(1, 2), at(0, 3), at(1, 3)], [2, 1, 1, 2]);
         assert_eq!([at(0, 4), at(4, 4), at(2, 4), at(3, 4)], [4, 4, 2, 1]);

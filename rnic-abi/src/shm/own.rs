@@ -4,7 +4,7 @@
 use arrayvec::ArrayVec;
 
 use super::Mapping;
-use super::attached::tail_len;
+use super::copy::tail_len;
 use super::queue::MAX_SGE;
 use super::sync::AtomicU32;
 use crate::types::AtomicOperation;
