@@ -298,6 +298,19 @@ impl Daemon {
         threads.expect("the daemon lives").filter_map(of).sum()
     }
 
+    /// Returns the daemon's anonymous resident memory in KiB.
+    ///
+    /// # Panics
+    ///
+    /// If the daemon is gone.
+    pub fn anonymous_kib(&self) -> u64 {
+        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid()));
+        let rollup = rollup.expect("the daemon lives");
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        kib.expect("a number from the kernel")
+    }
+
     /// Returns the daemon's current kernel resources.
     ///
     /// # Panics

@@ -173,14 +173,6 @@ pub fn ulpdus(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     found
 }
 
-/// Reads an FPDU and returns its ULPDU.
-pub fn next_ulpdu(stream: &mut TcpStream) -> Vec<u8> {
-    let mut bytes = exactly(stream, 2);
-    let len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-    bytes.extend(exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2));
-    ulpdus(&bytes).remove(0)
-}
-
 /// Reads a Terminate and the end of the stream. Returns layer, type and code.
 ///
 /// # Panics

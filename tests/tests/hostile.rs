@@ -85,13 +85,6 @@ fn attack_on_one_worker_over_tcp() {
     attack("[engine]\nworkers = 1\nloopback = \"tcp\"\n", [3, 4, 6]);
 }
 
-/// Returns the daemon's CPU time in clock ticks.
-fn ticks(daemon: &Daemon) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
-    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
-    fields.map(|n| n.parse::<u64>().unwrap()).sum()
-}
-
 #[test]
 fn corrupted_sessions_cost_no_cpu() {
     for config in ["[engine]\nworkers = 2\n", "[engine]\nloopback = \"tcp\"\n"] {
@@ -104,12 +97,12 @@ fn corrupted_sessions_cost_no_cpu() {
         let window = Duration::from_millis(500);
         let used = (0..4)
             .map(|_| {
-                let before = ticks(&daemon);
+                let before = daemon.cpu_time();
                 std::thread::sleep(window);
-                ticks(&daemon) - before
+                daemon.cpu_time().saturating_sub(before)
             })
             .min();
-        assert!(used.unwrap() <= 5, "{used:?} ticks of CPU time in {window:?}");
+        assert!(used.unwrap() <= window / 10, "{used:?} of CPU time in {window:?}");
         drop(lingering);
         daemon.is_empty();
     }

@@ -259,14 +259,6 @@ fn single_byte_arrivals_delay_no_other_peer() {
     daemon.shrinks_to(start);
 }
 
-/// Returns the anonymous memory of a daemon in KiB.
-fn anonymous(daemon: &Daemon) -> u64 {
-    let rollup = format!("/proc/{}/smaps_rollup", daemon.pid());
-    let rollup = std::fs::read_to_string(rollup).unwrap();
-    let line = rollup.lines().find_map(|l| l.strip_prefix("Anonymous:")).unwrap();
-    line.trim().trim_end_matches(" kB").trim().parse().unwrap()
-}
-
 #[test]
 fn thousand_partial_fpdus_stay_within_limits() {
     rnic_tests::process::raise_descriptor_limit();
@@ -274,7 +266,7 @@ fn thousand_partial_fpdus_stay_within_limits() {
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let mut streams: Vec<_> = (0..1000).map(|_| target.open()).collect();
-    let before = anonymous(&daemon);
+    let before = daemon.anonymous_kib();
     // Each peer sends half of an FPDU of 64 KiB, 32 MiB in total.
     let half = fpdu(&tagged(0, 0, 0, &vec![0; 64_000]))[..32_000].to_vec();
     for (peer, _) in &mut streams {
@@ -300,7 +292,7 @@ fn thousand_partial_fpdus_stay_within_limits() {
         });
     }
     assert!(left.len() > 100, "{} are left", left.len());
-    let grown = anonymous(&daemon).saturating_sub(before);
+    let grown = daemon.anonymous_kib().saturating_sub(before);
     // 4 MiB, 2 pools of 16 full buffers, and overhead of the allocator.
     assert!(grown < 14 * 1024, "{grown} KiB");
     bystanders.were_not_disturbed();
@@ -498,7 +490,7 @@ fn silent_connections(all: usize) {
          [limits.user]\nstartups = {configured}\n"
     ));
     let start = daemon.at_rest();
-    let memory = anonymous(&daemon);
+    let memory = daemon.anonymous_kib();
     let context = Context::open_at(daemon.socket()).unwrap();
     let most = startups(&context);
     assert!((1..=configured).contains(&most), "{most} of {configured}");
@@ -552,6 +544,6 @@ fn silent_connections(all: usize) {
     daemon.wait_status("rid of them", |s| s.startups == 0);
     drop((ping, pong, listener, target, other, context));
     daemon.shrinks_to(start);
-    let kept = anonymous(&daemon).saturating_sub(memory);
+    let kept = daemon.anonymous_kib().saturating_sub(memory);
     assert!(kept < 16 * 1024, "{kept} KiB are kept");
 }

@@ -286,7 +286,7 @@ fn terminate_is_last_through_a_full_socket() {
         (100..164).map(|n| SendRequest::write(n, &sges, to).signaled()).collect();
     qp.post_send(&writes).unwrap();
     // The first bytes have arrived, so the socket is filling.
-    let first = wire::next_ulpdu(&mut peer);
+    let first = wire::ulpdu(&mut peer);
     let mut sender = peer.try_clone().unwrap();
     let fault = fpdu(&tagged(0, 1, 0, b"x"));
     let good = fpdu(&target.write(0, &[1; 1000]));

@@ -389,7 +389,7 @@ fn peer_depths_and_timers_are_clamped() {
             (0..10).map(|n| SendRequest::read(n, sink.sge(0, 8), remote).signaled()).collect();
         end.qp.post_send(&reads).unwrap();
         for number in 1..=u32::from(expected.max(1)) {
-            let request = wire::next_ulpdu(&mut peer);
+            let request = wire::ulpdu(&mut peer);
             assert_eq!((request[1] & 0xF, request[13]), (READ_REQUEST, number as u8));
         }
         let more = wire::ending_after(&mut peer, Duration::from_millis(200));
@@ -408,7 +408,7 @@ fn peer_depths_and_timers_are_clamped() {
         end.client.completes(1, CompletionOpcode::Receive);
         end.qp.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
         // The peer reports that it has no receive for this Send, the first of this end.
-        assert_eq!(wire::next_ulpdu(&mut peer)[1] & 0xF, SEND);
+        assert_eq!(wire::ulpdu(&mut peer)[1] & 0xF, SEND);
         wire::send_bytes(&mut peer, &fpdu(&notice(1)));
         let failed = end.client.completion();
         let expected = (2, CompletionStatus::ReceiverNotReady);
@@ -435,7 +435,7 @@ fn rnr_notice_counts_once_per_send() {
     wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
     end.client.completes(1, CompletionOpcode::Receive);
     end.qp.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
-    assert_eq!(wire::next_ulpdu(&mut peer)[1] & 0xF, SEND);
+    assert_eq!(wire::ulpdu(&mut peer)[1] & 0xF, SEND);
     for says in [notice(1), goes_on(), notice(1)] {
         wire::send_bytes(&mut peer, &fpdu(&says));
     }

@@ -437,13 +437,6 @@ fn unused_srq_receives_stay_available() {
     });
 }
 
-/// Returns the CPU time of the daemon in clock ticks.
-fn ticks(daemon: &Daemon) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
-    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
-    fields.map(|n| n.parse::<u64>().unwrap()).sum()
-}
-
 #[test]
 fn waiting_messages_cost_no_cpu() {
     each_daemon(|daemon| {
@@ -466,10 +459,10 @@ fn waiting_messages_cost_no_cpu() {
         // A worker that spins uses nearly all of the time, even on a busy machine.
         let window = Duration::from_millis(300);
         let used = (0..4).map(|_| {
-            let before = ticks(daemon);
+            let before = daemon.cpu_time();
             std::thread::sleep(window);
-            ticks(daemon) - before
+            daemon.cpu_time().saturating_sub(before)
         });
-        assert!(used.min().unwrap() <= 3);
+        assert!(used.min().unwrap() <= window / 10);
     });
 }

@@ -7,7 +7,7 @@ use crate::{DEADLINE, Process};
 
 use super::Attack;
 use super::cpu;
-use super::stage::{Case, LINES, Stage, allowed, anonymous, tcp_memory};
+use super::stage::{Case, LINES, Stage, allowed, tcp_memory};
 
 /// Runs a case against a daemon with `workers` workers. During the attack, every round trip,
 /// command and session of the bystander must complete, its peers must be served, and the daemon's
@@ -27,7 +27,7 @@ pub fn play(case: &Case, workers: u32) {
     let allowed = allowed(&stage.daemon);
     // The first pass allocates everything that is allocated only once.
     stage.counted(OPERATIONS);
-    let memory = anonymous(&stage.daemon);
+    let memory = stage.daemon.anonymous_kib();
     let kernel = tcp_memory();
     let part = ["overload", &case.attack.name(), &attacker.to_string()];
     let mut attacker = stage.daemon.actor_as(61_102, &part);
@@ -35,7 +35,7 @@ pub fn play(case: &Case, workers: u32) {
     wait_progress(&mut attacker);
     for _ in 0..TURNS {
         stage.counted(OPERATIONS);
-        let grown = anonymous(&stage.daemon).saturating_sub(memory);
+        let grown = stage.daemon.anonymous_kib().saturating_sub(memory);
         assert!(grown <= allowed, "{grown} KiB more in the daemon, {allowed} are allowed");
         let kernel = tcp_memory().saturating_sub(kernel);
         assert!(kernel <= case.kernel, "{kernel} KiB in the kernel, {} are allowed", case.kernel);

@@ -187,7 +187,7 @@ pub fn play(case: &Case, workers: u32) -> Outcome {
     // The first window allocates everything that is allocated only once.
     stage.all(WINDOW);
     quiet.all(WINDOW);
-    let memory = anonymous(&stage.daemon);
+    let memory = stage.daemon.anonymous_kib();
     let kernel = tcp_memory();
     let part = ["overload", &case.attack.name(), &attacker.to_string()];
     let mut attacker = stage.daemon.actor_as(61_102, &part);
@@ -229,7 +229,8 @@ pub fn play(case: &Case, workers: u32) -> Outcome {
         done += after.unwrap_or(before).saturating_sub(before);
         control += cpu::ticks(stage.daemon.pid()) - ticks;
         time += window.elapsed();
-        outcome.grown.0 = outcome.grown.0.max(anonymous(&stage.daemon).saturating_sub(memory));
+        let grown = stage.daemon.anonymous_kib().saturating_sub(memory);
+        outcome.grown.0 = outcome.grown.0.max(grown);
         outcome.kernel.0 = outcome.kernel.0.max(tcp_memory());
         outcome.windows = attacked.len();
         outcome.alone = summary(&alone);
@@ -427,14 +428,6 @@ fn summary(of: &[Measurements]) -> Measurements {
 fn median(mut of: Vec<f64>) -> f64 {
     of.sort_by(f64::total_cmp);
     of[of.len() / 2]
-}
-
-/// Returns the daemon's anonymous resident memory in KiB.
-pub(super) fn anonymous(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()));
-    let status = status.expect("the daemon runs");
-    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
-    line.trim().trim_end_matches(" kB").trim().parse().expect("a number from the kernel")
 }
 
 /// Returns the kernel's TCP memory of this network namespace in KiB.

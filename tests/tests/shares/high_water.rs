@@ -5,13 +5,6 @@ use std::time::Instant;
 use rnic_client::{Context, QpOptions};
 use rnic_tests::{DEADLINE, Daemon, READ_WRITE};
 
-/// Returns the anonymous memory of a daemon in KiB.
-fn anonymous(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
 /// Creates many objects in several sessions, and returns the daemon's memory before they are freed.
 fn burst(daemon: &Daemon) -> u64 {
     let sessions: Vec<Context> =
@@ -28,7 +21,7 @@ fn burst(daemon: &Daemon) -> u64 {
         let mrs: Vec<_> = (0..4000).map(|_| pd.reg_mr(&buffer, .., READ_WRITE).unwrap()).collect();
         kept.push((qps, mrs));
     }
-    anonymous(daemon)
+    daemon.anonymous_kib()
 }
 
 #[test]
@@ -38,13 +31,13 @@ fn memory_of_a_burst_is_returned() {
     // Memory that one client costs permanently.
     drop(Context::open_at(daemon.socket()).unwrap());
     daemon.is_empty();
-    let before = anonymous(&daemon);
+    let before = daemon.anonymous_kib();
     let high = burst(&daemon);
     assert!(high > before + (12 << 10), "{before} KiB became only {high} KiB: no burst");
     daemon.is_empty();
     let deadline = Instant::now() + DEADLINE;
     loop {
-        let now = anonymous(&daemon);
+        let now = daemon.anonymous_kib();
         if now <= before + (6 << 10) {
             break;
         }
