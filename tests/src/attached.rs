@@ -202,9 +202,7 @@ impl Insider {
     /// If the daemon refuses a request.
     pub fn new(daemon: &Daemon, pd: &str) -> Insider {
         let client = Client::new(daemon).in_domain(pd);
-        let qp = client.qp();
-        let peer = client.qp();
-        client.join(&qp, &peer);
+        let [qp, peer] = client.pair();
         let own = client.region(Self::LEN.into(), READ_WRITE);
         Insider { client, qp, own, _peer: peer }
     }

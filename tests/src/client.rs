@@ -84,6 +84,13 @@ impl Client {
         join(&self.listener(), active, own);
     }
 
+    /// Connects two new QPs of this client to each other. Returns the active one first.
+    pub fn pair(&self) -> [Qp; 2] {
+        let [active, passive] = [(); 2].map(|()| self.qp());
+        self.join(&active, &passive);
+        [active, passive]
+    }
+
     /// Creates a shared buffer of new memory.
     pub fn shared_buffer(&self, len: u64) -> SharedBuffer {
         self.context.create_shared_buffer(len).unwrap()

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use rnic_client::{
     Access, Arm, CompletionChannel, CompletionOpcode, Context, DisconnectReason, Error, Features,
-    Qp, QpOptions, QpType, RecvRequest, Scope, SendRequest, TerminateOrigin, WindowKind, Wiring,
+    QpOptions, QpType, RecvRequest, Scope, SendRequest, TerminateOrigin, WindowKind, Wiring,
 };
 use rnic_tests::client::READ_WRITE;
 use rnic_tests::{Client, DEADLINE, Daemon};
@@ -13,19 +13,11 @@ fn daemon() -> Daemon {
     Daemon::start("")
 }
 
-/// Connects two QPs of a client.
-fn pair(client: &Client) -> [Qp; 2] {
-    let active = client.qp();
-    let passive = client.qp();
-    client.join(&active, &passive);
-    [active, passive]
-}
-
 #[test]
 fn a_finished_posting_publishes_its_requests() {
     let daemon = daemon();
     let client = Client::new(&daemon);
-    let [a, b] = pair(&client);
+    let [a, b] = client.pair();
     b.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
     let mut posting = a.posting().unwrap();
     for wr_id in [3, 4] {
@@ -50,7 +42,7 @@ fn a_finished_posting_publishes_its_requests() {
 fn inline_requests_carry_immediates_and_stags() {
     let daemon = daemon();
     let client = Client::new(&daemon);
-    let [a, b] = pair(&client);
+    let [a, b] = client.pair();
     // A peer can invalidate only regions of its own connection.
     let region = client.region_for(Scope::Qp(b.id()), 4096, READ_WRITE);
     b.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
@@ -74,7 +66,7 @@ fn inline_requests_carry_immediates_and_stags() {
 fn a_program_posts_its_own_bind() {
     let daemon = daemon();
     let client = Client::new(&daemon);
-    let [a, b] = pair(&client);
+    let [a, b] = client.pair();
     let region = client.region(4096, Access::LOCAL_WRITE | Access::MW_BIND);
     let window = client.pd.alloc_window(WindowKind::Type1).unwrap();
     let present = window.rkey();
@@ -144,7 +136,7 @@ fn end_events_wakes_a_waiting_thread() {
 fn an_administrator_disconnects_by_number() {
     let daemon = daemon();
     let client = Client::new(&daemon);
-    let [a, b] = pair(&client);
+    let [a, b] = client.pair();
     b.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
     a.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
     client.completes(1, CompletionOpcode::Receive);

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use rnic_client::{
-    Arm, Completion, Error, LeasedRequest, Qp, RecvRequest, SendRequest, SrqOptions,
-};
+use rnic_client::{Arm, Completion, Error, LeasedRequest, RecvRequest, SendRequest, SrqOptions};
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, Process, on_path, ports, verbs};
 use tempfile::TempDir;
 
@@ -229,20 +227,12 @@ fn refused(error: &Error) -> String {
     }
 }
 
-/// Connects two QPs of a client.
-fn pair(client: &Client) -> [Qp; 2] {
-    let active = client.qp();
-    let passive = client.qp();
-    client.join(&active, &passive);
-    [active, passive]
-}
-
 #[test]
 fn native_posts_fail_with_a_refusal() {
     for path in PATHS {
         let daemon = Daemon::start(&on_path(path));
         let client = Client::new(&daemon);
-        let [a, b] = pair(&client);
+        let [a, b] = client.pair();
         let set = |rules: &str| client.context.set_own_faults(rules).unwrap();
         let receive = |n| RecvRequest::new(n, &[]);
         set("do=fail errno=ENOMEM verb=post_recv nth=2");
@@ -266,7 +256,7 @@ fn native_posts_fail_with_a_refusal() {
 fn an_admitted_batch_is_not_checked_again() {
     let daemon = Daemon::start("");
     let client = Client::new(&daemon);
-    let [a, b] = pair(&client);
+    let [a, b] = client.pair();
     b.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
     client.context.set_own_faults("do=fail errno=EIO verb=post_send nth=3").unwrap();
     let send = |n| SendRequest::send_inline(n, b"").signaled();
@@ -285,7 +275,7 @@ fn an_admitted_batch_is_not_checked_again() {
 fn native_leases_polls_and_waits_fail() {
     let daemon = Daemon::start("");
     let client = Client::new(&daemon);
-    let [a, b] = pair(&client);
+    let [a, b] = client.pair();
     let set = |rules: &str| client.context.set_own_faults(rules).unwrap();
     set("do=fail errno=EIO verb=post_send limit=1; do=fail errno=EIO verb=post_recv limit=1");
     let region = client.pd.reg_local(4096).unwrap();
@@ -313,7 +303,7 @@ fn native_leases_polls_and_waits_fail() {
 fn polls_under_rules_outlast_the_daemon() {
     let daemon = Daemon::start("");
     let client = Client::new(&daemon);
-    let [a, b] = pair(&client);
+    let [a, b] = client.pair();
     b.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
     client.context.set_own_faults("do=fail errno=EIO verb=poll_cq nth=1000").unwrap();
     a.post_send(&[SendRequest::send_inline(2, b"").signaled()]).unwrap();

@@ -30,9 +30,7 @@ fn counter_of(tree: &Path, device: &str, name: &str) -> u64 {
 /// Writes `len` bytes from one QP of a client to another.
 fn write_bytes(daemon: &Daemon, len: u32) {
     let client = Client::new(daemon);
-    let a = client.qp();
-    let b = client.qp();
-    client.join(&a, &b);
+    let [a, _b] = client.pair();
     let source = client.region(len.into(), READ_WRITE);
     let target = client.region(len.into(), READ_WRITE);
     let sges = [source.sge(0, len)];
@@ -137,9 +135,7 @@ fn idle_daemon_with_queue_pairs_stays_asleep() {
     let daemon = Daemon::start("");
     let tree = tree_of(&daemon);
     let client = Client::new(&daemon);
-    let a = client.qp();
-    let b = client.qp();
-    client.join(&a, &b);
+    let [a, _b] = client.pair();
     let source = client.region(400, READ_WRITE);
     let target = client.region(400, READ_WRITE);
     for round in 1..=2 {
