@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use rnic_client::{Arm, Completion, Error, LeasedRequest, RecvRequest, SendRequest, SrqOptions};
-use rnic_tests::{Client, DEADLINE, Daemon, PATHS, Process, on_path, ports, verbs};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, Process, on_path, verbs};
 use tempfile::TempDir;
 
 const IWARP: &str = "rnicd0";
@@ -23,8 +23,7 @@ impl Rig {
     fn start(path: &str) -> Option<Rig> {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program("tests/fault_calls.c", scratch.path())?;
-        let port = ports::unused_port();
-        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(path)));
+        let daemon = Daemon::start(&on_path(path));
         Some(Rig { daemon, program, _scratch: scratch })
     }
 

@@ -33,8 +33,7 @@ impl Rig {
     fn one(device: &'static str, config: &str) -> Option<Rig> {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program("tests/fault_connections.c", scratch.path())?;
-        let port = ports::unused_port();
-        let passive = Daemon::start(&format!("{config}[wired]\nport = {port}\n"));
+        let passive = Daemon::start(config);
         let at = "127.0.0.1";
         Some(Rig { passive, active: None, at, device, program, _scratch: scratch })
     }
@@ -322,8 +321,7 @@ fn lost_sidr_messages_are_repeated() {
     for path in PATHS {
         let scratch = tempfile::tempdir().unwrap();
         let Some(program) = verbs::program("tests/resolution.c", scratch.path()) else { return };
-        let port = ports::unused_port();
-        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(path)));
+        let daemon = Daemon::start(&on_path(path));
         for rule in ["type=sidr-req name=req", "type=sidr-rep name=rep"] {
             daemon.control(&["fault", "add", "do=cm-message", "effect=drop nth=1", rule]);
         }

@@ -21,9 +21,7 @@ impl Rig {
     fn start(path: &str) -> Option<Rig> {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program("tests/fault_rules.c", scratch.path())?;
-        // Its own port, since daemons of one host that share a port confirm each other's requests.
-        let port = ports::unused_port();
-        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(path)));
+        let daemon = Daemon::start(&on_path(path));
         Some(Rig { daemon, program, _scratch: scratch })
     }
 

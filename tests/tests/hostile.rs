@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rnic_abi::types::QpType;
 use rnic_tests::raw::Raw;
-use rnic_tests::{Daemon, Process, hostile, ports};
+use rnic_tests::{Daemon, Process, hostile};
 
 /// Duration of each attack in seconds. Three attackers on each daemon keep two cores busy.
 fn seconds() -> String {
@@ -31,9 +31,7 @@ fn client(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
 fn attack(config: &str, seeds: [u64; 3]) {
     // The attacker in its own namespace needs access to the victim.
     let rule = "[[user]]\nwho = \"root\"\nhost_loopback = true\n";
-    // The attackers open thousands of connections, so a port chosen by the kernel could collide.
-    let port = ports::unused_port();
-    let config = format!("[control]\nmode = \"0666\"\n{config}{rule}[wired]\nport = {port}\n");
+    let config = format!("[control]\nmode = \"0666\"\n{config}{rule}");
     let began = Instant::now();
     let daemon = Daemon::start(&config);
     // The first RC QP opens the listener for peers, and the first UD QP opens the UDP sockets. Both

@@ -1,16 +1,14 @@
 //! Requesters whose peer leaves under traffic: each gets `IBV_WC_RETRY_EXC_ERR` for its oldest
 //! request, and no access error, because QPs stop answering before their memory is released.
 
-use rnic_tests::{Daemon, Process, on_path, ports, verbs};
+use rnic_tests::{Daemon, Process, on_path, verbs};
 
 /// Runs the program with its own daemon, over the direct path and over TCP.
 fn leaves_by(way: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/leaving.c", scratch.path()) else { return };
     for loopback in ["direct", "tcp"] {
-        // Its own port, since daemons of one host that share a port confirm each other's requests.
-        let port = ports::unused_port();
-        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(loopback)));
+        let daemon = Daemon::start(&on_path(loopback));
         let mut command = verbs::command(&program, &daemon);
         command.arg(way);
         assert_eq!(Process::start(command).succeed(), ["done"], "{loopback}");

@@ -24,10 +24,9 @@ impl Stage {
     fn new(loopback: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let program = verbs::program("tests/order.c", folder.path())?;
-        let port = ports::unused_port();
         // The program relies on one worker, which executes requests of several QPs in turns.
-        let config = format!("{}[wired]\nport = {port}\n", engine(1, loopback));
-        Some(Stage { daemon: Daemon::start(&config), program, _folder: folder })
+        let daemon = Daemon::start(&engine(1, loopback));
+        Some(Stage { daemon, program, _folder: folder })
     }
 
     /// Runs a part of the program with a fault rule. Returns its output.
@@ -191,8 +190,7 @@ fn run_pair(daemon: &Daemon, rule: &str, server: &str, client: &str) {
 #[test]
 fn correct_programs_pass_under_every_model() {
     for loopback in ["direct", "tcp"] {
-        let port = ports::unused_port();
-        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", on_path(loopback)));
+        let daemon = Daemon::start(&on_path(loopback));
         for (server, client) in PAIRS {
             let program = client.split(' ').next().unwrap_or_default();
             if !has(program) {

@@ -1,7 +1,7 @@
 //! Connections of RC and UC QPs in librdmacm, with both ends in one program: states and attributes
 //! of the QPs, events and their contents.
 
-use rnic_tests::{Daemon, PATHS, Process, engine, ports, verbs};
+use rnic_tests::{Daemon, PATHS, Process, engine, verbs};
 
 /// Runs a part of the program, once in memory and once with packets. The program sees these
 /// devices.
@@ -9,9 +9,7 @@ fn run(part: &str, devices: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/rc_connections.c", scratch.path()) else { return };
     for path in PATHS {
-        // No other daemon uses this packet port.
-        let port = ports::unused_port();
-        let daemon = Daemon::start(&format!("{}[wired]\nport = {port}\n", engine(1, path)));
+        let daemon = Daemon::start(&engine(1, path));
         let mut command = verbs::command(&program, &daemon);
         command.env("RNIC_DEVICES", devices).arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{path}");

@@ -1,19 +1,17 @@
 //! Ids of librdmacm on the RoCE device: options, addresses, channels and the loss of the device.
 
-use rnic_tests::{Daemon, Process, ports, verbs};
+use rnic_tests::{Daemon, Process, verbs};
 
 /// Starts a part of the program, which sees only the RoCE device, with a daemon at 127.0.0.1.
 fn start(part: &str) -> Option<(Daemon, Process)> {
     let scratch = tempfile::tempdir().unwrap();
     let program = verbs::program("tests/rc_ids.c", scratch.path())?;
-    // No other daemon uses this packet port.
-    let port = ports::unused_port();
     // Other loopback addresses belong to other hosts only if the device has a list of addresses.
     let device = match part {
         "unreachable" => "[device]\naddresses = [\"127.0.0.1\"]\n",
         _ => "",
     };
-    let daemon = Daemon::start(&format!("{device}[wired]\nport = {port}\n"));
+    let daemon = Daemon::start(device);
     let mut command = verbs::command(&program, &daemon);
     command.env("RNIC_DEVICES", "rnicd1").arg(part);
     let started = Process::start(command);

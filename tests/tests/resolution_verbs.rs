@@ -1,6 +1,6 @@
 //! IDs of `RDMA_PS_UDP` in librdmacm, with both ends in one program: events and their contents.
 
-use rnic_tests::{Daemon, PATHS, Process, engine, ports, verbs};
+use rnic_tests::{Daemon, PATHS, Process, engine, verbs};
 
 /// Runs a part of the program, once in memory and once with packets.
 fn run(part: &str) {
@@ -9,10 +9,7 @@ fn run(part: &str) {
     for path in PATHS {
         // Short only for the part without an answer. For others, a busy machine may take longer.
         let deadline = if part == "no answer" { "1s" } else { "60s" };
-        // No other daemon uses this packet port.
-        let port = ports::unused_port();
-        let more = format!("[mpa]\nreply_deadline = \"{deadline}\"\n[wired]\nport = {port}\n");
-        let config = engine(1, path) + &more;
+        let config = engine(1, path) + &format!("[mpa]\nreply_deadline = \"{deadline}\"\n");
         let daemon = Daemon::start(&config);
         let mut command = verbs::command(&program, &daemon);
         command.arg(part);

@@ -1,16 +1,13 @@
 //! Semantics of the C verbs API from the manual pages and the IBTA specification, on either path.
 
-use rnic_tests::{Daemon, Process, on_path, ports, verbs};
+use rnic_tests::{Daemon, Process, on_path, verbs};
 
 /// Runs a part of the program with its own daemon, over the direct path and over TCP.
 fn run(part: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/semantics.c", scratch.path()) else { return };
     for loopback in ["direct", "tcp"] {
-        // Its own port, since daemons of one host that share a port confirm each other's requests.
-        let port = ports::unused_port();
-        let config = format!("{}[wired]\nport = {port}\n", on_path(loopback));
-        let daemon = Daemon::start(&config);
+        let daemon = Daemon::start(&on_path(loopback));
         let mut command = verbs::command(&program, &daemon);
         command.arg(part);
         assert_eq!(Process::start(command).succeed(), ["done"], "{loopback}");

@@ -5,16 +5,14 @@ use rnic_client::{Completion, CompletionStatus, QpOptions, QpType, SendRequest};
 use rnic_tests::client::READ_WRITE;
 use rnic_tests::mortal::{HASTY, LENT, RECEIVE, offered, wire};
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, engine, ports};
+use rnic_tests::{Client, DEADLINE, Daemon, engine};
 
 /// Number of outstanding requests.
 const UNDER_WAY: usize = 24;
 
 fn only_retries_are_exceeded(loopback: &str) {
-    let port = ports::unused_port();
     let config = format!(
-        "{}[control]\nmode = \"0666\"\n[device]\naddresses = [\"127.0.77.2\"]\n\
-         [wired]\nport = {port}\n",
+        "{}[control]\nmode = \"0666\"\n[device]\naddresses = [\"127.0.77.2\"]\n",
         engine(2, loopback)
     );
     let daemon = Daemon::start(&config);

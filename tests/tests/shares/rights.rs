@@ -7,7 +7,7 @@ use rnic_client::{
     Sending, Wiring,
 };
 use rnic_tests::traffic::Rng;
-use rnic_tests::{Client, DEADLINE, Daemon, engine, ports};
+use rnic_tests::{Client, DEADLINE, Daemon, engine};
 
 const SENDING: Sending = Sending { sq_psn: 7, timeout: 20, retry_count: 7, rnr_retry: 7, ord: 4 };
 
@@ -69,10 +69,9 @@ fn write_until_one_fails(writer: &Client, qp: &Qp, write: SendRequest<'_>) -> us
 /// Revokes write access while a peer writes as fast as it can, and then reuses the memory.
 fn no_byte_lands(workers: u32, loopback: &str, taking: Taking) {
     let config = format!(
-        "{}[device]\naddresses = [\"127.0.77.1\"]\n[wired]\nport = {}\n\
+        "{}[device]\naddresses = [\"127.0.77.1\"]\n\
          [limits.peer]\nstag_guesses_per_minute = 1000000\n",
-        engine(workers, loopback),
-        ports::unused_port()
+        engine(workers, loopback)
     );
     let daemon = Daemon::start(&config);
     let owner = Client::new(&daemon);
