@@ -84,11 +84,7 @@ pub fn dissect(file: &Path) -> Dissection {
 }
 
 /// Returns a capture file of UDP packets from the given sources to an IPv4 address.
-///
-/// # Panics
-///
-/// If an address is IPv6.
-pub fn udp_capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8> {
+fn udp_capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8> {
     let mut file = Vec::new();
     let words = [0xA1B2_C3D4u32, 2 | 4 << 16, 0, 0, 65_535, 1];
     file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
@@ -107,16 +103,24 @@ pub fn udp_capture(packets: &[(SocketAddr, Vec<u8>)], to: SocketAddr) -> Vec<u8>
     file
 }
 
-/// Returns these fields of each RoCE packet to this UDP port, one line per packet.
+/// Returns these fields of each RoCE packet, one line per packet. The packets have been received
+/// from the given sources at an IPv4 address.
 ///
 /// # Panics
 ///
-/// If tshark fails.
-pub fn udp_fields(file: &Path, port: u16, fields: &[&str]) -> Vec<String> {
+/// If an address is IPv6, or tshark fails.
+pub fn udp_fields(
+    packets: &[(SocketAddr, Vec<u8>)],
+    to: SocketAddr,
+    fields: &[&str],
+) -> Vec<String> {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), udp_capture(packets, to)).expect("a writable file");
+    let port = to.port();
     let mut command = Command::new("tshark");
     // The heuristic dissector of Ethernet over InfiniBand claims short datagrams.
     command.args(["--disable-protocol", "infiniband.eoib"]);
-    command.args(["-n", "-d", &format!("udp.port=={port},infiniband"), "-r"]).arg(file);
+    command.args(["-n", "-d", &format!("udp.port=={port},infiniband"), "-r"]).arg(file.path());
     command.args(["-T", "fields", "-E", "separator=|"]);
     for field in fields {
         command.args(["-e", field]);
