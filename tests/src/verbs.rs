@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Daemon, built, copy_files, omit};
+use crate::{Daemon, PATHS, Process, built, copy_files, omit, on_path};
 
 /// `RNIC_DEVICES` for both default devices, the RoCE device first.
 pub const BOTH_DEVICES: &str = "rnicd1,rnicd0";
@@ -55,6 +55,24 @@ pub fn program_with(source: &str, folder: &Path, options: &[&str]) -> Option<Pat
         .expect("a C compiler");
     assert!(built.success(), "{source} cannot be built");
     Some(program)
+}
+
+/// Runs a part of a C program over each path, with a new daemon and the given devices. `config`
+/// continues the table `[engine]` of the daemon's configuration.
+///
+/// # Panics
+///
+/// If the program does not print "done", or leaves objects behind.
+pub fn run_part(source: &str, part: &str, config: &str, devices: &str) {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let Some(program) = program(source, folder.path()) else { return };
+    for path in PATHS {
+        let daemon = Daemon::start(&format!("{}{config}", on_path(path)));
+        let mut command = command(&program, &daemon);
+        command.arg(part).env("RNIC_DEVICES", devices);
+        assert_eq!(Process::start(command).succeed(), ["done"], "{part}, {path}");
+        daemon.is_empty();
+    }
 }
 
 /// Returns a command that runs a C program over `daemon` with this project's libraries, without

@@ -1,23 +1,13 @@
 //! Connections of librdmacm, opened and closed in every order, over both paths: the events at both
 //! ends, their contents, and the state of QPs and receives.
 
-use rnic_tests::{Daemon, PATHS, Process, engine, verbs};
+use rnic_tests::verbs::{BOTH_DEVICES, run_part};
 
-/// Runs a part of the program over each path.
 fn run(part: &str) {
-    let scratch = tempfile::tempdir().unwrap();
-    let Some(program) = verbs::program("tests/connections.c", scratch.path()) else { return };
-    for path in PATHS {
-        // Short only for the peer that never answers. In other tests a busy machine may need
-        // longer.
-        let deadline = if part == "no answer" { "1s" } else { "60s" };
-        let config = engine(1, path) + &format!("[mpa]\nreply_deadline = \"{deadline}\"\n");
-        let daemon = Daemon::start(&config);
-        let mut command = verbs::command(&program, &daemon);
-        command.arg(part);
-        assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
-        daemon.is_empty();
-    }
+    // Short only for the peer that never answers. In other tests a busy machine may need longer.
+    let deadline = if part == "no answer" { "1s" } else { "60s" };
+    let config = format!("workers = 1\n[mpa]\nreply_deadline = \"{deadline}\"\n");
+    run_part("tests/connections.c", part, &config, BOTH_DEVICES);
 }
 
 macro_rules! parts {

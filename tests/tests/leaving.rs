@@ -1,19 +1,10 @@
 //! Requesters whose peer leaves under traffic: each gets `IBV_WC_RETRY_EXC_ERR` for its oldest
 //! request, and no access error, because QPs stop answering before their memory is released.
 
-use rnic_tests::{Daemon, Process, on_path, verbs};
+use rnic_tests::verbs::{BOTH_DEVICES, run_part};
 
-/// Runs the program with its own daemon, over the direct path and over TCP.
 fn leaves_by(way: &str) {
-    let scratch = tempfile::tempdir().unwrap();
-    let Some(program) = verbs::program("tests/leaving.c", scratch.path()) else { return };
-    for loopback in ["direct", "tcp"] {
-        let daemon = Daemon::start(&on_path(loopback));
-        let mut command = verbs::command(&program, &daemon);
-        command.arg(way);
-        assert_eq!(Process::start(command).succeed(), ["done"], "{loopback}");
-        daemon.is_empty();
-    }
+    run_part("tests/leaving.c", way, "", BOTH_DEVICES);
 }
 
 #[test]

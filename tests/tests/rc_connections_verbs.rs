@@ -1,20 +1,10 @@
 //! Connections of RC and UC QPs in librdmacm, with both ends in one program: states and attributes
 //! of the QPs, events and their contents.
 
-use rnic_tests::{Daemon, PATHS, Process, engine, verbs};
+use rnic_tests::verbs::{BOTH_DEVICES, run_part};
 
-/// Runs a part of the program, once in memory and once with packets. The program sees these
-/// devices.
 fn run(part: &str, devices: &str) {
-    let scratch = tempfile::tempdir().unwrap();
-    let Some(program) = verbs::program("tests/rc_connections.c", scratch.path()) else { return };
-    for path in PATHS {
-        let daemon = Daemon::start(&engine(1, path));
-        let mut command = verbs::command(&program, &daemon);
-        command.env("RNIC_DEVICES", devices).arg(part);
-        assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
-        daemon.is_empty();
-    }
+    run_part("tests/rc_connections.c", part, "workers = 1\n", devices);
 }
 
 macro_rules! parts {
@@ -43,5 +33,5 @@ parts! {
 
 #[test]
 fn port_space_ib_needs_no_selection() {
-    run("port space IB", verbs::BOTH_DEVICES);
+    run("port space IB", BOTH_DEVICES);
 }

@@ -1,21 +1,12 @@
 //! IDs of `RDMA_PS_UDP` in librdmacm, with both ends in one program: events and their contents.
 
-use rnic_tests::{Daemon, PATHS, Process, engine, verbs};
+use rnic_tests::verbs::{BOTH_DEVICES, run_part};
 
-/// Runs a part of the program, once in memory and once with packets.
 fn run(part: &str) {
-    let scratch = tempfile::tempdir().unwrap();
-    let Some(program) = verbs::program("tests/resolution.c", scratch.path()) else { return };
-    for path in PATHS {
-        // Short only for the part without an answer. For others, a busy machine may take longer.
-        let deadline = if part == "no answer" { "1s" } else { "60s" };
-        let config = engine(1, path) + &format!("[mpa]\nreply_deadline = \"{deadline}\"\n");
-        let daemon = Daemon::start(&config);
-        let mut command = verbs::command(&program, &daemon);
-        command.arg(part);
-        assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
-        daemon.is_empty();
-    }
+    // Short only for the part without an answer. For others, a busy machine may take longer.
+    let deadline = if part == "no answer" { "1s" } else { "60s" };
+    let config = format!("workers = 1\n[mpa]\nreply_deadline = \"{deadline}\"\n");
+    run_part("tests/resolution.c", part, &config, BOTH_DEVICES);
 }
 
 macro_rules! parts {

@@ -1,18 +1,9 @@
 //! Semantics of the C verbs API from the manual pages and the IBTA specification, on either path.
 
-use rnic_tests::{Daemon, Process, on_path, verbs};
+use rnic_tests::verbs::{BOTH_DEVICES, run_part};
 
-/// Runs a part of the program with its own daemon, over the direct path and over TCP.
 fn run(part: &str) {
-    let scratch = tempfile::tempdir().unwrap();
-    let Some(program) = verbs::program("tests/semantics.c", scratch.path()) else { return };
-    for loopback in ["direct", "tcp"] {
-        let daemon = Daemon::start(&on_path(loopback));
-        let mut command = verbs::command(&program, &daemon);
-        command.arg(part);
-        assert_eq!(Process::start(command).succeed(), ["done"], "{loopback}");
-        daemon.is_empty();
-    }
+    run_part("tests/semantics.c", part, "", BOTH_DEVICES);
 }
 
 #[test]
