@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::change::Change;
 use super::cm_event::{CmEventEffect, CmEventKind};
 use super::error::FaultError;
-use super::event::{AsyncEvent, Element};
+use super::event::AsyncEvent;
 use super::link::{LinkShape, link};
 use super::message::{self, MessageEffect, MessageKind};
 use super::names::{Names, errno, listed, status};
@@ -409,15 +409,6 @@ impl Action {
     /// Returns true if the action holds back the reply to a connection request.
     pub fn holds_reply(self) -> bool {
         matches!(self, Action::LateReply { .. } | Action::NoReply)
-    }
-
-    /// Returns true if the action affects single QPs.
-    pub fn concerns_qps(self) -> bool {
-        match self {
-            Action::Stop { .. } | Action::Disconnect | Action::QpFatal => true,
-            Action::Event { event } => event.element() == Element::Qp,
-            _ => false,
-        }
     }
 }
 
