@@ -323,8 +323,15 @@ fn daemons_do_not_confirm_for_each_other() {
     b.to_rtr(HERE, HERE, a.number());
     b.to_rts();
     b.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
-    // The second daemon refuses RTR, because its request would reach the first one.
-    let refusal = c.rtr(HERE, HERE, d.number()).unwrap_err().to_string();
+    // A request of the second daemon would reach the first one, so its QPs use the direct path.
+    for (end, peer) in [(&c, &d), (&d, &c)] {
+        end.to_rtr(HERE, HERE, peer.number());
+        end.to_rts();
+    }
+    exchange(&c, &d);
+    assert_eq!(c.qp.query().unwrap().path, "direct");
+    // Only peers at other daemons need the port.
+    let refusal = End::new(&second).rtr(HERE, HIGHER, THEIRS).unwrap_err().to_string();
     assert!(refusal.contains("wired.port"), "{refusal}");
     // A daemon that has lost the port in the meantime still connects, with its instance number.
     let own = Introduction { qp: a.number(), daemon: 77, ..Introduction::to(b.number(), HERE) };

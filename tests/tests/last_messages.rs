@@ -35,8 +35,10 @@ fn last_messages_arrive_within_a_daemon() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(program) = verbs::program("tests/last_messages.c", scratch.path()) else { return };
     for path in PATHS {
-        let daemon = Daemon::start(&format!("{ENGINE}loopback = \"{path}\"
-"));
+        let daemon = Daemon::start(&format!(
+            "{ENGINE}loopback = \"{path}\"
+"
+        ));
         assert_eq!(received(&program, &daemon, &daemon, "127.0.0.1"), COUNT, "{path}");
     }
 }

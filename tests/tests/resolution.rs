@@ -1,7 +1,7 @@
 //! Service ID resolution (SIDR) for UD QPs, as seen by applications, other daemons and a packet
 //! dissector.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use rnic_abi::roce::sidr::{self, Message, Reply, Status};
@@ -142,6 +142,16 @@ fn resolution_by_packets_in_one_daemon() {
         let daemon = Daemon::start(&format!("{}{config}", on_path("tcp")));
         meet(&End::new(&daemon), &End::new(&daemon), ip);
     }
+}
+
+#[test]
+fn a_taken_port_ends_no_resolution_in_a_daemon() {
+    let port = ports::unused_port();
+    let _taken = (UdpSocket::bind((OWN, port)).unwrap(), TcpListener::bind((OWN, port)).unwrap());
+    let daemon = daemon(OWN, port, "[engine]\nloopback = \"tcp\"\n");
+    let active = End::new(&daemon);
+    assert!(daemon.status().wired_port_problem.contains("in use"));
+    meet(&active, &End::new(&daemon), OWN);
 }
 
 #[test]

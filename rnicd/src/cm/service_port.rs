@@ -65,7 +65,8 @@ impl ServicePort {
 
     /// Returns true if only this daemon sends messages from this address.
     pub(super) fn is_local(&self, ip: IpAddr) -> bool {
-        self.is_alias(ip) || self.port.direct && self.index_of(ip).is_some()
+        let has_port = || self.index_of(ip).is_some() && self.port.needs_no_packet(Gid::from(ip));
+        self.is_alias(ip) || has_port()
     }
 
     /// Returns the index of the device's GID for an address.

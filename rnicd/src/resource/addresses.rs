@@ -37,12 +37,28 @@ impl Manager {
         if self.devices_follow() {
             self.announce_devices();
         }
+        self.follow_gids();
+        self.refresh_datagram_port();
+        for session in self.sessions.values() {
+            session.tell(&Event::GidsChanged);
+        }
+        let count = self.gid_count();
+        tracing::info!(gids = count, "the addresses of this host have changed");
+        self.note("gids_changed", None, format!("{count} GIDs"));
+    }
+
+    /// Passes the GIDs to the connection manager and to all UD QPs, after a change of the GIDs or of
+    /// the sockets.
+    pub(super) fn refresh_datagram_port(&mut self) {
         let Config { wired, engine, .. } = &*self.config;
-        self.datagram_port =
-            gids::datagram_port(&self.gids, &self.internal_gids, wired.port, engine.loopback);
+        let without_socket: Vec<Gid> = self.gids_without_socket().collect();
+        let port = gids::datagram_port(&self.gids, &without_socket, wired.port, engine.loopback);
+        if port == self.datagram_port {
+            return;
+        }
+        self.datagram_port = port;
         let has_loopback = self.config.device.addresses.is_empty();
         self.cm.set_datagram_port(&self.datagram_port, has_loopback, clock::now());
-        self.follow_gids();
         for session in self.sessions.values() {
             for (&qp, object) in &session.qps {
                 if let (QpPhase::Bound(worker), Some(_)) = (&object.phase, &object.datagrams) {
@@ -50,11 +66,7 @@ impl Manager {
                     self.workers.one(*worker, EngineCommand::SetDatagramPort(qp, port));
                 }
             }
-            session.tell(&Event::GidsChanged);
         }
-        let count = self.gid_count();
-        tracing::info!(gids = count, "the addresses of this host have changed");
-        self.note("gids_changed", None, format!("{count} GIDs"));
     }
 
     pub(super) fn gids_unknown(&mut self, error: &io::Error) {

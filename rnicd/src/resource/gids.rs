@@ -152,7 +152,7 @@ pub fn empty() -> GidRow {
 /// Returns the device's parameters for UD QPs: GIDs, MTU, UDP port and loopback path.
 pub fn datagram_port(
     gids: &[GidRow],
-    internal: &[Gid],
+    without_socket: &[Gid],
     udp: u16,
     loopback: Loopback,
 ) -> Arc<DatagramPort> {
@@ -162,7 +162,7 @@ pub fn datagram_port(
         mtu: taken.map(GidRow::path_mtu).min().unwrap_or(0),
         udp,
         direct: loopback == Loopback::Direct,
-        internal: internal.to_vec(),
+        internal: without_socket.to_vec(),
         changes: PortChanges::default(),
     })
 }

@@ -33,7 +33,7 @@ pub struct DatagramConfig {
 }
 
 /// The ports of a device, as UD QPs see them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DatagramPort {
     /// GID table.
     pub gids: Vec<Gid>,
@@ -43,7 +43,8 @@ pub struct DatagramPort {
     pub udp: u16,
     /// Deliver datagrams to a port of the device without a packet.
     pub direct: bool,
-    /// GIDs of the table that no packet can reach: datagrams to them are always delivered so.
+    /// GIDs of the table without a socket, which no packet can reach. Datagrams to them are always
+    /// delivered so.
     pub internal: Vec<Gid>,
     /// Changes by fault rules.
     pub changes: PortChanges,
@@ -66,7 +67,7 @@ impl Default for PortChanges {
 
 impl DatagramPort {
     /// Returns true if datagrams to this GID, and from it, need no packet.
-    pub(super) fn needs_no_packet(&self, gid: Gid) -> bool {
+    pub fn needs_no_packet(&self, gid: Gid) -> bool {
         self.gids.contains(&gid) && (self.direct || self.internal.contains(&gid))
     }
 }

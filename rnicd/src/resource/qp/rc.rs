@@ -384,13 +384,15 @@ impl Manager {
     /// does, because it cannot be both ends of a TCP connection.
     pub(super) fn uses_direct_path(&self, qp: QpId, wiring: &Wiring) -> bool {
         let itself = wiring.remote_qp == qp && wiring.remote == wiring.local;
-        itself || self.is_direct_gid(wiring.remote)
+        let ends = [wiring.local, wiring.remote];
+        itself || self.has_gid(wiring.remote) && ends.iter().any(|gid| self.is_direct_gid(*gid))
     }
 
-    /// Returns true if QPs at this GID use the direct path.
-    pub(super) fn is_direct_gid(&self, remote: Gid) -> bool {
-        self.has_gid(remote)
-            && (self.config.engine.loopback == Loopback::Direct || self.is_internal(remote))
+    /// Returns true if QPs at this GID reach QPs of this daemon on the direct path. With
+    /// `loopback = "tcp"` they do so if their connections would not reach this daemon.
+    pub(super) fn is_direct_gid(&self, gid: Gid) -> bool {
+        let is_direct = self.config.engine.loopback == Loopback::Direct;
+        self.has_gid(gid) && (is_direct || self.is_internal(gid) || !self.has_port_at(gid))
     }
 
     /// Ends the stream of a QP and its peer if their PSNs do not match.

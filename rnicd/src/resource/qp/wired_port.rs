@@ -20,6 +20,7 @@ use super::port::PassedPort;
 use super::rendezvous::{BACKLOG, DAEMON};
 use crate::clock;
 use crate::cm::BindTo;
+use crate::config::Loopback;
 use crate::resource::{Manager, refuse};
 use crate::system;
 use crate::worker::Command;
@@ -60,7 +61,11 @@ impl Manager {
         port.problem.clone_from(&problem);
         match problem {
             Some(why) if !was_missing => {
-                let why = format!("{why} (wired.port); other hosts cannot reach this daemon");
+                let own = match self.config.engine.loopback {
+                    Loopback::Direct => "",
+                    Loopback::Tcp => ", and its own QPs use the direct path",
+                };
+                let why = format!("{why} (wired.port); other hosts cannot reach this daemon{own}");
                 tracing::warn!("{why}; retrying");
                 self.note("wired_port", None, why);
             }
@@ -71,6 +76,18 @@ impl Manager {
             }
             _ => {}
         }
+        self.refresh_datagram_port();
+    }
+
+    /// Returns the GIDs that no packet of another daemon can reach. Before the first attempt to
+    /// bind the port, these are only the GIDs that are no addresses of the host.
+    pub(in crate::resource) fn gids_without_socket(&self) -> impl Iterator<Item = Gid> {
+        let was_attempted = self.wired_port.was_attempted();
+        let gids = self.gids.iter().map(|row| row.gid).filter(|gid| !gid.is_zero());
+        gids.filter(move |gid| {
+            let lacks_socket = was_attempted && !self.wired_port.datagrams.contains(gid);
+            self.is_internal(*gid) || lacks_socket
+        })
     }
 
     /// Returns the time of the next attempt to bind the port.
@@ -88,11 +105,11 @@ impl Manager {
     /// Returns an error if the daemon does not have the port at the QP's own address, because
     /// another process may answer for that GID.
     pub(super) fn check_wired_port(&mut self, own: IpAddr, peer: IpAddr) -> Result<(), Refusal> {
-        if !self.has_port_at(own) {
+        if !self.has_port_at(own.into()) {
             self.open_wired_port();
         }
         match &self.wired_port.problem {
-            Some(why) if !self.has_port_at(own) => {
+            Some(why) if !self.has_port_at(own.into()) => {
                 let errno = match why {
                     Refusal::System { errno, .. } => *errno,
                     _ => system::number(&rustix::io::Errno::ADDRINUSE.into()),
@@ -109,8 +126,9 @@ impl Manager {
         }
     }
 
-    /// Returns true if connections to the port at this address reach this daemon.
-    fn has_port_at(&self, ip: IpAddr) -> bool {
+    /// Returns true if connections to the port at this GID reach this daemon.
+    pub(super) fn has_port_at(&self, gid: Gid) -> bool {
+        let ip = gid.address();
         self.wired_port.listeners.iter().any(|(listener, _)| self.cm.listens_at(*listener, ip))
     }
 
@@ -137,7 +155,7 @@ impl Manager {
         let wanted: Vec<IpAddr> = named.into_iter().chain(gids.map(Gid::address)).collect();
         let mut opened = Ok(());
         for ip in wanted {
-            if !self.has_port_at(ip) {
+            if !self.has_port_at(ip.into()) {
                 let result = self.listen_at(ip);
                 opened = opened.and(result);
             }
