@@ -61,6 +61,17 @@
 //! }
 //! ```
 //!
+//! # QP types
+//!
+//! A context is a session with the daemon, not with one of its devices, so QPs of all types are
+//! created from the same PD. The default is [`QpType::Iwarp`]: such a QP connects to an address and
+//! port without any exchange outside of RDMA, and its peer may be any iWARP RNIC. Programs of the C
+//! libraries see the RoCE device by default, because most of them expect RC QPs of InfiniBand.
+//! [`QpType::Rc`], [`QpType::Uc`] and [`QpType::Ud`] are QPs of that device: their completions are
+//! acknowledgements, and they have Sends with immediate data. A peer is a GID and a QP number
+//! ([`Qp::to_rtr`]), or is found by rdma_cm ([`Qp::start_connect_rc`], [`Qp::resolve`]).
+//! [`QpOptions::device`] selects one of several RoCE devices for fault rules and counters.
+//!
 //! # Performance
 //!
 //! [`Qp::post_send`], [`Qp::post_recv`] and [`Cq::poll`] use memory shared with the daemon. They
