@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::{Daemon, built, omit};
+use crate::{Daemon, built, in_path, omit};
 
 /// A program that runs MPI collectives and compares their results.
 pub struct Collectives {
@@ -20,9 +20,7 @@ impl Collectives {
     ///
     /// If the build fails.
     pub fn build() -> Option<Self> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let has = |name| std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
-        if !has("mpicc") || !has("mpirun") {
+        if !in_path("mpicc") || !in_path("mpirun") {
             omit("no mpicc here: Debian package libopenmpi-dev");
             return None;
         }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,18 @@ pub fn copy_files(from: impl AsRef<Path>, to: &Path) {
     copy.args(["--recursive", "--dereference"]).arg(from).arg(to);
     let copied = copy.status().expect("cp");
     assert!(copied.success(), "{} cannot be copied to {}", from.display(), to.display());
+}
+
+/// Returns true if a program is in `PATH`.
+pub fn in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// Returns the standard error of a program, followed by its standard output.
+pub fn output_text(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text + &String::from_utf8_lossy(&output.stdout)
 }
 
 /// A child process. Dropping it kills it if it is still running.

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rnic_tests::{built, omit};
+use rnic_tests::{built, omit, output_text};
 use serde::Deserialize as _;
 use serde_yaml_ng::Value;
 use tempfile::TempDir;
@@ -102,10 +102,6 @@ impl Job {
     }
 }
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
-
 /// Returns the process ID in the output of `start`.
 fn daemon_pid(text: &str) -> i32 {
     text.split_once("(pid ").unwrap().1.split_once(')').unwrap().0.parse().unwrap()
@@ -126,7 +122,7 @@ fn steps_get_the_device() {
         ("SYSTEM", "false"),
     ];
     let output = job.run("start", &inputs);
-    let text = said(&output);
+    let text = output_text(&output);
     assert!(output.status.success(), "{text}");
     let outputs = job.pairs("output");
     let expected = [("device-name", "rxe_7"), ("interface", "lo"), ("gid-index", "1")];
@@ -141,16 +137,16 @@ fn steps_get_the_device() {
         command.output()
     };
     let listed = step("ls", &["/sys/class/infiniband"]).unwrap();
-    assert_eq!(said(&listed).trim(), "rxe_7");
-    let status = said(&step("rnicctl", &["status", "--json"]).unwrap());
+    assert_eq!(output_text(&listed).trim(), "rxe_7");
+    let status = output_text(&step("rnicctl", &["status", "--json"]).unwrap());
     assert!(status.contains("\"pid\""), "{status}");
-    let link = said(&step("rdma", &["link", "show", "rxe_7/1"]).unwrap());
+    let link = output_text(&step("rdma", &["link", "show", "rxe_7/1"]).unwrap());
     assert!(link.starts_with("link rxe_7/1 state ACTIVE"), "{link}");
     let declared = yaml("action.yml")[0]["outputs"].as_mapping().unwrap().clone();
     let declared: BTreeSet<String> = declared.keys().map(scalar).collect();
     assert_eq!(outputs.into_keys().collect::<BTreeSet<_>>(), declared);
 
-    let report = said(&job.run("report", &[]));
+    let report = output_text(&job.run("report", &[]));
     for group in ["rnicctl why", "rnicctl events", "tail -n 200"] {
         assert!(report.contains(&format!("::group::{group}")), "{report}");
     }
@@ -169,7 +165,7 @@ fn wrong_inputs_are_errors_of_the_job() {
     let job = Job::new();
     let missing = job.run("start", &[("ARCHIVE", "/nonexistent.tar.zst")]);
     assert_eq!(missing.status.code(), Some(1));
-    let text = said(&missing);
+    let text = output_text(&missing);
     assert!(text.contains("::error title=rnicd::input archive: there is no file"), "{text}");
     if !has_programs() {
         return;
@@ -182,7 +178,7 @@ fn wrong_inputs_are_errors_of_the_job() {
         ("INTERFACE", ""),
     ];
     let wrong = job.run("start", &inputs);
-    let text = said(&wrong);
+    let text = output_text(&wrong);
     assert_eq!(wrong.status.code(), Some(1), "{text}");
     assert!(text.contains("mlx9") && text.contains("not a valid configuration"), "{text}");
 }
@@ -286,9 +282,9 @@ impl GitlabJob {
     /// Runs `after_script` and checks that it leaves no files.
     fn finish(&self, status: &str) -> String {
         let output = self.shell(&self.lines("after_script"), Some(status));
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         assert!(!self.temporary().exists());
-        said(&output)
+        output_text(&output)
     }
 
     fn temporary(&self) -> PathBuf {
@@ -326,7 +322,7 @@ fn gitlab_job_gets_the_device() {
          echo $RNICD_DEVICE_NAME $RNICD_INTERFACE $RNICD_GID_INDEX $RNICD_IP\n\
          env -u RNIC_SOCKET rnicctl --socket \"$RNICD_SOCKET\" status --json\n",
     );
-    let text = said(&output);
+    let text = output_text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("\nrxe_7\nrxe_7 lo 1 127.0.0.1\n"), "{text}");
     let pid = daemon_pid(&text);
@@ -350,7 +346,7 @@ fn failed_gitlab_job_prints_the_log() {
     let job = GitlabJob::new(&[]);
     job.publish(None);
     let output = job.run("false\n");
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
     let after = job.finish("failed");
     for (number, title) in ["rnicctl why", "rnicctl events", "rnicctl status"].iter().enumerate() {
         let start = format!(":rnicd_{}[collapsed=true]\r\x1b[0K{title}\n", number + 1);
@@ -366,7 +362,7 @@ fn gitlab_job_refuses_a_changed_release() {
     let job = GitlabJob::new(&[]);
     job.publish(Some(&"0".repeat(64)));
     let output = job.run("echo reached\n");
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("rnicd: rnicd-0.1.0-"), "{text}");
     assert!(text.contains("does not have the published SHA-256"), "{text}");

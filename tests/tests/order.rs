@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use rnic_tests::mpi::Collectives;
-use rnic_tests::{DEADLINE, Daemon, Process, built, engine, omit, on_path, ports, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, engine, in_path, omit, on_path, ports, verbs};
 
 /// Hold time of rules that break a program, in milliseconds: the maximum, because a busy machine
 /// may run the program that late.
@@ -193,7 +193,7 @@ fn correct_programs_pass_under_every_model() {
         let daemon = Daemon::start(&on_path(loopback));
         for (server, client) in PAIRS {
             let program = client.split(' ').next().unwrap_or_default();
-            if !has(program) {
+            if !in_path(program) {
                 omit(&format!("no {program} here: Debian packages perftest, rdmacm-utils"));
                 continue;
             }
@@ -225,9 +225,4 @@ fn the_demo_passes_under_every_model() {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{rule}: {output:?}");
     }
-}
-
-fn has(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

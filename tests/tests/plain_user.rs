@@ -4,10 +4,10 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rnic_tests::{DEADLINE, Process, built, copy_files, omit, ports, timing};
+use rnic_tests::{DEADLINE, Process, built, copy_files, omit, output_text, ports, timing};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use tempfile::TempDir;
 
@@ -138,17 +138,13 @@ impl Drop for Home<'_> {
     }
 }
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
-}
-
 /// Returns true if this user can mount in new namespaces. Otherwise reports an omission.
 fn may_mount(home: &Home<'_>) -> bool {
     let mut probe = home.command("unshare");
     let output = probe.args(["--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs"]);
     let output = output.args(["none", "/sys/class"]).output().unwrap();
     if !output.status.success() {
-        omit(&format!("no user and mount namespaces here: {}", said(&output)));
+        omit(&format!("no user and mount namespaces here: {}", output_text(&output)));
     }
     output.status.success()
 }
@@ -171,7 +167,7 @@ fn a_first_program_starts_a_daemon_quickly() {
             let began = Instant::now();
             let output = home.rnic_run(&arguments).output().unwrap();
             best = best.min(began.elapsed());
-            let text = said(&output);
+            let text = output_text(&output);
             assert!(output.status.success() && text.contains("started daemon"), "{text}");
             assert!(name == "true" || text.contains("rnicd1"), "{text}");
             home.await_stop();
@@ -195,13 +191,13 @@ fn static_program_sees_devices_by_mounts() {
     let program = program.to_str().unwrap();
     let devices = "rnicd0,rnicd1";
     let output = home.rnic_run(&["--mount", "--devices", devices, program]).output().unwrap();
-    let text = said(&output);
+    let text = output_text(&output);
     assert!(output.status.success() && text.ends_with("done\n"), "{text}");
     assert!(text.contains("cannot use rnicd's libraries"), "{text}");
     // The folders already exist, as on a machine with RDMA. The mounts cover them.
     let own = installed.at("bin/rnic-run");
     let twice = ["--mount", "--devices", devices, own.to_str().unwrap(), "--mount", program];
-    let text = said(&home.rnic_run(&twice).output().unwrap());
+    let text = output_text(&home.rnic_run(&twice).output().unwrap());
     assert!(text.ends_with("done\n"), "{text}");
     // Other processes do not see the mounts.
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains("rnic-run"));
@@ -218,15 +214,19 @@ fn mounted_devices_are_found_by_every_call() {
     let looks = installed.compile("looks.c", &[]).unwrap();
     let both = ["--mount", "--devices", "rnicd0,rnicd1", looks.to_str().unwrap()];
     let output = home.rnic_run(&both).output().unwrap();
-    assert!(output.status.success() && output.stdout == b"done\n", "{}", said(&output));
+    assert!(output.status.success() && output.stdout == b"done\n", "{}", output_text(&output));
     let list = ["--mount", "--devices", "rnicd0", "ls", "/sys/class/infiniband", "/dev/infiniband"];
-    let text = said(&home.rnic_run(&list).output().unwrap());
+    let text = output_text(&home.rnic_run(&list).output().unwrap());
     assert!(text.contains("rnicd0") && text.contains("uverbs0"), "{text}");
     assert!(!text.contains("rnicd1") && !text.contains("uverbs1"), "{text}");
     let script = "echo ${RNIC_TREE:-none} $(id -u) $(readlink -f /dev/fd/0)";
     let output = home.rnic_run(&["--mount", "sh", "-c", script]).output().unwrap();
     let uid = if geteuid().is_root() { PLAIN } else { geteuid().as_raw() };
-    assert!(said(&output).ends_with(&format!("none {uid} /dev/null\n")), "{}", said(&output));
+    assert!(
+        output_text(&output).ends_with(&format!("none {uid} /dev/null\n")),
+        "{}",
+        output_text(&output)
+    );
     if Command::new("ibv_rc_pingpong").arg("--help").output().is_err() {
         return omit("ibv_rc_pingpong is not installed (Debian package ibverbs-utils)");
     }
@@ -249,7 +249,7 @@ fn tools_show_the_device_of_a_plain_user() {
     let home = Home::new(&installed, "home");
     let lines = |arguments: &[&str]| {
         let output = home.rnic_run(arguments).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let list = lines(&["ls", "-l", "/sys/class/infiniband"]);
@@ -279,7 +279,7 @@ fn refused_namespaces_are_explained() {
     command.args(["--user", "--map-root-user", "sh", "-c", script]);
     command.arg(installed.at("bin/rnic-run")).env("RNIC_SOCKET", home.path().join("rnicd.sock"));
     let output = command.output().unwrap();
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(126), "{text}");
     let words = ["sysctl user.max_mnt_namespaces is 0", "without --mount", "CLONE_NEWNS"];
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
@@ -301,7 +301,7 @@ fn without_device_files_nothing_is_mounted() {
     daemon.line_after("listening");
     let mut command = home.rnic_run(&["--mount", "true"]);
     let output = command.env("RNIC_SOCKET", &socket).output().unwrap();
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(126), "{text}");
     assert!(text.contains("device.tree") && text.lines().count() == 1, "{text}");
 }
@@ -326,10 +326,10 @@ fn foreign_system_daemon_is_bypassed() {
         command.output().unwrap()
     };
     let refused = in_place(&["--no-start", "true"]);
-    let text = said(&refused);
+    let text = output_text(&refused);
     assert!(refused.status.code() == Some(125) && text.contains("permission denied"), "{text}");
     let output = in_place(&["true"]);
-    let text = said(&output);
+    let text = output_text(&output);
     assert!(output.status.success() && text.contains("started daemon"), "{text}");
     for words in ["/run/rnicd/rnicd.sock", "starting one for this user"] {
         assert!(text.contains(words), "{words}: {text}");
@@ -348,7 +348,7 @@ fn as_rxe_starts_a_further_daemon() {
         return omit("the system's daemon may serve this user");
     }
     let output = home.rnic_run(&["ls", "/sys/class/infiniband"]).output().unwrap();
-    assert!(said(&output).contains("rnicd1"), "{}", said(&output));
+    assert!(output_text(&output).contains("rnicd1"), "{}", output_text(&output));
     // That daemon has another profile and keeps running.
     let shows = "ls /sys/class/infiniband; echo $RNIC_SOCKET";
     let mut command = home.command(installed.at("bin/rnic-run"));
@@ -356,10 +356,10 @@ fn as_rxe_starts_a_further_daemon() {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let (devices, socket) = text.trim_end().split_once('\n').unwrap_or_default();
-    assert_eq!(devices, "rxe0", "{}", said(&output));
+    assert_eq!(devices, "rxe0", "{}", output_text(&output));
     assert!(socket.contains("/rnicd-rxe-"), "{socket}");
     let output = home.rnic_run(&["ls", "/sys/class/infiniband"]).output().unwrap();
-    assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    assert_eq!(output.stdout, b"rnicd1\n", "{}", output_text(&output));
     let deadline = Instant::now() + DEADLINE;
     while Path::new(socket).exists() {
         assert!(Instant::now() < deadline, "the daemon of the profile still runs");

@@ -3,9 +3,9 @@
 //! test compiles small stand-ins, whose functions return a number that identifies the library.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use rnic_tests::{Daemon, built, copy_files};
+use rnic_tests::{Daemon, built, copy_files, output_text};
 use tempfile::TempDir;
 
 /// Result of the functions of the stand-in for rnicd's libraries.
@@ -55,7 +55,7 @@ impl Place {
         let folder = self.folder.path().to_str().unwrap();
         compiler.args(options.iter().map(|option| option.replace('@', folder)));
         let output = compiler.output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         to
     }
 
@@ -85,23 +85,19 @@ impl Place {
     /// Asserts that a program exits with this status, and with another one without `rnic-run`.
     fn exits(&self, program: &Path, status: i32, without: i32) {
         let output = self.command(&[]).arg(program).output().unwrap();
-        assert_eq!(output.status.code(), Some(status), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(status), "{}", output_text(&output));
         let output = Command::new(program).env("LD_LIBRARY_PATH", self.at("others")).output();
         let output = output.unwrap();
-        assert_eq!(output.status.code(), Some(without), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(without), "{}", output_text(&output));
     }
 
     /// Returns the report of `--check`, which finds no problem.
     fn check(&self, program: &Path) -> String {
         let output = self.command(&["--check"]).arg(program).output().unwrap();
-        let text = said(&output);
+        let text = output_text(&output);
         assert_eq!(output.status.code(), Some(0), "{text}");
         text
     }
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
 }
 
 const CALLS: &str = "int main(void) { return ibv_do() + 8 * rdma_do(); }";
@@ -127,7 +123,7 @@ fn program_with_rpath_gets_ours() {
     let mut command = Command::new(built::program("rnic-run"));
     command.arg("--lib-dir").arg(&blank).arg("--check").arg(&program);
     let output = command.env("RNIC_SOCKET", place.daemon.socket()).output().unwrap();
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("LD_PRELOAD does not permit"), "{text}");
     assert!(text.contains("which the loader searches before LD_LIBRARY_PATH"), "{text}");
@@ -210,7 +206,7 @@ fn dlopen_of_any_file_name_gets_ours() {
     command.arg(&program).args(names.iter().map(|(name, _)| name));
     let output = command.output().unwrap();
     let expected: String = names.iter().map(|(_, result)| format!("{result}\n")).collect();
-    assert_eq!(said(&output), format!("{expected}{OURS} 1 plain\n"));
+    assert_eq!(output_text(&output), format!("{expected}{OURS} 1 plain\n"));
     let text = place.check(&program);
     assert!(text.contains("(dlopen), under any path or name, it gets rnicd's"), "{text}");
 }
@@ -244,7 +240,7 @@ fn nested_rnic_run_shows_the_same_files() {
     let nested = nested.unwrap();
     let direct = place.command(&[]).args(PRINT_TREE).output().unwrap();
     assert!(direct.stdout.starts_with(b"/") && direct.stdout.ends_with(b"\nrnicd1\n"));
-    assert_eq!(said(&nested), said(&direct));
+    assert_eq!(output_text(&nested), output_text(&direct));
 }
 
 /// Prints the folder of the device files, and the devices in it.
@@ -262,8 +258,8 @@ fn libraries_do_nothing_when_loaded() {
     let mut command = Command::new(built::program("rnic-run"));
     command.arg("--no-start").arg("--lib-dir").arg(built::libraries()).args(shell);
     command.env("RNIC_SOCKET", daemon.socket());
-    let with = said(&command.output().unwrap());
-    let without = said(&Command::new("sh").args(&shell[1..]).output().unwrap());
+    let with = output_text(&command.output().unwrap());
+    let without = output_text(&Command::new("sh").args(&shell[1..]).output().unwrap());
     let first = |text: &str| text.lines().next().map(str::to_owned);
     assert_eq!(first(&with), first(&without));
     assert!(!with.ends_with("\n0\n") && without.ends_with("\n0\n"), "{with} {without}");
@@ -275,5 +271,5 @@ fn libraries_do_nothing_when_loaded() {
     let mut command = Command::new(built::program("rnic-run"));
     command.arg("--no-start").arg("--lib-dir").arg(built::libraries()).arg(&program);
     let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
-    assert_eq!(output.status.code(), Some(42), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(42), "{}", output_text(&output));
 }

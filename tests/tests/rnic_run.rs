@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rnic_client::{AdmissionError, Context, Error};
-use rnic_tests::{DEADLINE, Daemon, Process, built, copy_files, omit};
+use rnic_tests::{DEADLINE, Daemon, Process, built, copy_files, omit, output_text};
 use rustix::process::{Pid, Signal, geteuid, getsid, kill_process};
 use tempfile::TempDir;
 
@@ -105,10 +105,6 @@ impl Place {
     }
 }
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
-}
-
 /// Returns the process ID of the daemon, if the text reports that one was started.
 fn started(text: &str) -> Option<i32> {
     let (_, rest) = text.split_once("started daemon (pid ")?;
@@ -120,8 +116,8 @@ fn program_runs_with_a_temporary_daemon() {
     let place = Place::new();
     let program = place.program("seven", &[]);
     let first = place.run(&["--idle", "5s", program.to_str().unwrap()]);
-    assert_eq!(first.status.code(), Some(7), "{}", said(&first));
-    let text = said(&first);
+    assert_eq!(first.status.code(), Some(7), "{}", output_text(&first));
+    let text = output_text(&first);
     let log = place.at("run/rnicd.log");
     assert!(started(&text).is_some() && text.contains(&*log.to_string_lossy()), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -130,7 +126,7 @@ fn program_runs_with_a_temporary_daemon() {
     let daemon = Daemon::start("");
     let mut command = place.command(&[program.to_str().unwrap()]);
     let second = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
-    assert_eq!((second.status.code(), &*said(&second)), (Some(7), ""));
+    assert_eq!((second.status.code(), &*output_text(&second)), (Some(7), ""));
 }
 
 #[test]
@@ -203,7 +199,11 @@ fn the_daemon_gets_its_own_scope() {
     }
     let path = format!("{}:{}", place.at("programs").display(), std::env::var("PATH").unwrap());
     let output = place.command(&["--idle", "1s", "true"]).env("PATH", path).output().unwrap();
-    assert!(output.status.success() && started(&said(&output)).is_some(), "{}", said(&output));
+    assert!(
+        output.status.success() && started(&output_text(&output)).is_some(),
+        "{}",
+        output_text(&output)
+    );
     let asked = std::fs::read_to_string(place.at("programs/asked")).unwrap();
     let asked: Vec<&str> = asked.lines().collect();
     assert!(asked.iter().all(|line| line.contains("--scope")), "{asked:?}");
@@ -300,7 +300,7 @@ fn no_start_without_a_daemon_fails_with_advice() {
     let place = Place::new();
     let output = place.run(&["--no-start", "true"]);
     assert_eq!(output.status.code(), Some(125));
-    let text = said(&output);
+    let text = output_text(&output);
     for word in ["rnic-run: no RNIC daemon", "rnicd.sock", "--no-start", "rnicd run"] {
         assert!(text.contains(word), "{word}: {text}");
     }
@@ -310,7 +310,7 @@ fn no_start_without_a_daemon_fails_with_advice() {
     let _only = Context::open_at(daemon.socket()).unwrap();
     let mut command = place.command(&["true"]);
     let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(125), "{text}");
     assert!(
         text.contains("refused this session: its limit on sessions (limits.sessions)"),
@@ -350,13 +350,13 @@ fn failures_have_the_exit_codes_of_env() {
         (&[], 2, "<PROGRAM>"),
     ] {
         let output = place.command(arguments).env("RNIC_SOCKET", daemon.socket()).output().unwrap();
-        let text = said(&output);
+        let text = output_text(&output);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
         assert!(text.contains(word), "{arguments:?}: {text}");
     }
     std::fs::remove_file(place.at("bin/verbs/librdmacm.so.1")).unwrap();
     std::fs::remove_file(place.at("bin/rnicd")).unwrap();
-    let nowhere = said(&place.run(&["true"]));
+    let nowhere = output_text(&place.run(&["true"]));
     assert!(nowhere.contains("RNIC_VERBS_DIR") && nowhere.contains("bin/verbs"), "{nowhere}");
 }
 
@@ -367,7 +367,7 @@ fn failed_daemon_start_reports_its_output() {
     std::fs::write(&broken, "#!/bin/sh\necho nothing works today >&2\nexit 3\n").unwrap();
     std::fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
     let output = place.run(&["--daemon", broken.to_str().unwrap(), "true"]);
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(125), "{text}");
     assert!(
         text.contains("(exit status: 3) before it accepted clients: nothing works today"),
@@ -376,13 +376,17 @@ fn failed_daemon_start_reports_its_output() {
     std::fs::remove_file(place.at("bin/rnicd")).unwrap();
     let mut command = place.command(&["true"]);
     command.env("PATH", place.at("programs"));
-    let text = said(&command.arg("x").output().unwrap());
+    let text = output_text(&command.arg("x").output().unwrap());
     assert!(text.contains("true: not found"), "{text}");
     place.compile("int main(void) { return 0; }", "programs/true", &[]);
     let mut command = place.command(&["true"]);
     let output = command.env("PATH", place.at("programs")).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
-    assert!(said(&output).contains("there is no rnicd to start"), "{}", said(&output));
+    assert!(
+        output_text(&output).contains("there is no rnicd to start"),
+        "{}",
+        output_text(&output)
+    );
 }
 
 #[test]
@@ -399,17 +403,21 @@ fn the_environment_is_printed_for_any_shell() {
     let output = command.env_remove("RUST_LOG").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let expected = format!("{folder}:/a b:/c\n\n{}\n", place.socket().display());
-    assert_eq!(text, expected, "{}", said(&output));
+    assert_eq!(text, expected, "{}", output_text(&output));
     place.await_stop();
     let devices = ["--idle", "5s", "--lib-dir", folder, "--devices", "rnicd1"];
     let output = place.run(&[&devices[..], &["--print-env"]].concat());
-    assert!(said(&output).contains("export RNIC_DEVICES=rnicd1;"), "{}", said(&output));
+    assert!(
+        output_text(&output).contains("export RNIC_DEVICES=rnicd1;"),
+        "{}",
+        output_text(&output)
+    );
     let output = place.run(&[&devices[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
-    assert_eq!(output.stdout, b"rnicd1\n", "{}", said(&output));
+    assert_eq!(output.stdout, b"rnicd1\n", "{}", output_text(&output));
     place.await_stop();
     let options = ["--idle", "5s", "--lib-dir", folder, "--as", "siw"];
     let output = place.run(&[&options[..], &["sh", "-c", "echo $RNIC_DEVICES"]].concat());
-    assert_eq!(output.stdout, b"rnicd0\n", "{}", said(&output));
+    assert_eq!(output.stdout, b"rnicd0\n", "{}", output_text(&output));
     place.await_stop();
     let output = place.run(&["--lib-dir", folder, "--no-start", "--print-env"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0));
@@ -421,16 +429,16 @@ fn as_rxe_starts_a_daemon_with_its_profile() {
     // The view of the RoCE devices.
     let shows = "ls $RNIC_TREE/views/.roce/class/infiniband; echo \"<$RNIC_DEVICES>\"";
     let output = place.run(&["--idle", "1s", "--as", "rxe", "sh", "-c", shows]);
-    assert_eq!(output.stdout, b"rxe0\n<>\n", "{}", said(&output));
-    assert!(!said(&output).contains("profile"), "{}", said(&output));
+    assert_eq!(output.stdout, b"rxe0\n<>\n", "{}", output_text(&output));
+    assert!(!output_text(&output).contains("profile"), "{}", output_text(&output));
     place.await_stop();
     // The inner `rnic-run` gets the daemon of the outer one, which has another profile.
     let inner = "RNIC_DEVICES=rnicd0 exec \"$0\" --as rxe sh -c \"$1\"";
     let run = place.at("bin/rnic-run");
     let output = place.run(&["--idle", "20s", "sh", "-c", inner, run.to_str().unwrap(), shows]);
-    assert_eq!(output.status.code(), Some(125), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(125), "{}", output_text(&output));
     let why = "--as rxe: the daemon in RNIC_SOCKET has the profile rnicd; set wired.profile";
-    assert!(said(&output).contains(why), "{}", said(&output));
+    assert!(output_text(&output).contains(why), "{}", output_text(&output));
     place.await_stop();
 }
 
@@ -442,7 +450,7 @@ fn as_file_starts_a_daemon_with_it() {
     let shows = "ls $RNIC_TREE/views/.roce/class/infiniband";
     let mut command = place.command(&["--idle", "1s", "--as", "./tiny.toml", "sh", "-c", shows]);
     let output = command.current_dir(place.folder.path()).output().unwrap();
-    assert_eq!(output.stdout, b"tiny0\n", "{}", said(&output));
+    assert_eq!(output.stdout, b"tiny0\n", "{}", output_text(&output));
     place.await_stop();
     std::fs::write(&file, "max_sge = 0\n").unwrap();
     for (name, why) in [
@@ -451,15 +459,15 @@ fn as_file_starts_a_daemon_with_it() {
         ("mlx9", "no profile \"mlx9\"; known are rnicd, rxe, siw"),
     ] {
         let output = place.run(&["--as", name, "true"]);
-        assert_eq!(output.status.code(), Some(125), "{}", said(&output));
-        assert!(said(&output).contains(why), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(125), "{}", output_text(&output));
+        assert!(output_text(&output).contains(why), "{}", output_text(&output));
     }
 }
 
 /// Returns the result of `--check` for a program.
 fn check(place: &Place, program: &Path) -> (bool, String) {
     let output = place.run(&["--check", program.to_str().unwrap()]);
-    let text = said(&output);
+    let text = output_text(&output);
     let problems = text.contains("PROBLEM");
     assert_eq!(output.status.code(), Some(i32::from(problems)), "{text}");
     (!problems, text)
@@ -484,11 +492,11 @@ fn check_accepts_working_programs() {
     let daemon = Daemon::start("");
     let mut command = place.command(&["--check", "sh"]);
     let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("one serves this user (pid ") && text.contains("dlopen"), "{text}");
     let output = place.run(&["--check", "--no-start"]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
 }
 
 #[test]
@@ -554,7 +562,7 @@ fn setuid_program_is_refused() {
         std::os::unix::fs::chown(&program, Some(0), Some(0)).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
         let output = place.run(&["--idle", "5s", program.to_str().unwrap()]);
-        assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(7), "{}", output_text(&output));
         place.await_stop();
         std::fs::remove_file(place.at("run/rnicd.log")).unwrap();
     }
@@ -579,14 +587,14 @@ fn program_with_file_capabilities_is_refused() {
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.arg(place.at("bin/rnic-run")).arg(&program).env("RNIC_SOCKET", place.socket());
     let output = command.output().unwrap();
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(126), "{text}");
     assert!(text.contains("capable has file capabilities, and the loader ignores"), "{text}");
     // With no_new_privs no user gains rights, and the program is loaded normally.
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]);
     command.arg(place.at("bin/rnic-run")).args(["--no-start", "--check"]).arg(&program);
-    let text = said(&command.env("RNIC_SOCKET", place.socket()).output().unwrap());
+    let text = output_text(&command.env("RNIC_SOCKET", place.socket()).output().unwrap());
     assert!(text.contains("it gains none at exec"), "{text}");
 }
 
@@ -613,14 +621,14 @@ fn unsupported_programs_are_not_run() {
     let loader = rnic_run::elf::Elf::read(&found).unwrap().interpreter.unwrap();
     let arguments = ["--idle", "5s", loader.to_str().unwrap(), program.to_str().unwrap()];
     let output = place.run(&arguments);
-    assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(7), "{}", output_text(&output));
     place.await_stop();
 }
 
 /// Asserts that a program is refused in one line and that no daemon is started. Returns the line.
 fn is_refused(place: &Place, program: &Path) -> String {
     let output = place.run(&[program.to_str().unwrap()]);
-    let text = said(&output);
+    let text = output_text(&output);
     assert_eq!((output.status.code(), text.lines().count()), (Some(126), 1), "{text}");
     assert_eq!(std::fs::read_dir(place.at("run")).unwrap().count(), 0, "{text}");
     text

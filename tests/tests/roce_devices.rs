@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use rnic_client::{Context, DeviceKind, Event, NO_GID};
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{DEADLINE, Daemon, Process, built, omit, ports, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, in_path, omit, ports, verbs};
 use tempfile::TempDir;
 
 /// Commands that give a new network namespace an interface beside `lo`.
@@ -17,8 +17,7 @@ const ETH: &str = "ip link add eth type veth peer name far && ip link set eth up
 
 /// Returns true if a program is installed.
 fn has(program: &str, package: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    let found = in_path(program);
     if !found {
         omit(&format!("no {program} here: Debian package {package}"));
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rnic_tests::{built, copy_files, omit};
+use rnic_tests::{built, copy_files, omit, output_text};
 use rustix::process::geteuid;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -67,14 +67,14 @@ impl Place {
 
     fn succeeds(&self, arguments: &[&str]) -> String {
         let output = self.system(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        assert!(output.status.success(), "{arguments:?}: {}", output_text(&output));
         String::from_utf8(output.stdout).unwrap()
     }
 
     fn fails(&self, arguments: &[&str]) -> String {
         let output = self.system(arguments);
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", said(&output));
-        said(&output)
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", output_text(&output));
+        output_text(&output)
     }
 
     /// Returns all files of the root with type, mode and content.
@@ -99,11 +99,6 @@ fn add_to(all: &mut BTreeMap<PathBuf, (u32, Vec<u8>)>, folder: &Path) {
         };
         all.insert(path, (found.mode(), content));
     }
-}
-
-fn said(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    text + &String::from_utf8_lossy(&output.stdout)
 }
 
 const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "librnic_preload.so"];
@@ -196,7 +191,11 @@ fn second_install_is_an_upgrade() {
     let mut again = Command::new(own);
     again.args(["system", "install", "--root"]).arg(place.at("root"));
     let output = again.output().unwrap();
-    assert!(output.status.success() && said(&output).contains("kept "), "{}", said(&output));
+    assert!(
+        output.status.success() && output_text(&output).contains("kept "),
+        "{}",
+        output_text(&output)
+    );
     // Changed files stay, with an error.
     let text = place.fails(&["uninstall"]);
     assert!(text.contains("/etc/rnicd/rnicd.toml (changed since it was installed)"), "{text}");
@@ -363,7 +362,7 @@ fn umask_does_not_hide_the_installation() {
     command.args(["-c", "umask 077; exec \"$@\"", "sh"]).arg(place.at("archive/bin/rnicctl"));
     command.args(["system", "install", "--preload", "--root"]).arg(place.at("root"));
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     for name in ["etc/ld.so.preload", "var/lib/rnicd/installed", "etc/rnicd/rnicd.toml"] {
         assert_eq!(fs::metadata(place.root(name)).unwrap().mode() & 0o777, 0o644, "{name}");
     }
@@ -400,7 +399,7 @@ impl Place {
         command.arg(CONTAINER).arg("sh").arg(self.folder.path());
         command.args(["sh", "-c"]).arg(format!("{FUNCTIONS}{script}"));
         let output = command.output().unwrap();
-        let text = said(&output);
+        let text = output_text(&output);
         assert!(output.status.success(), "{text}");
         let sections = text.split("== ").skip(1);
         let section = |text: &str| {

@@ -5,9 +5,9 @@
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
 
-use rnic_tests::{Process, built, copy_files, omit, verbs};
+use rnic_tests::{Process, built, copy_files, omit, output_text, verbs};
 use tempfile::TempDir;
 
 /// Users without an entry in the user database.
@@ -89,20 +89,16 @@ fn has_mount_namespaces() -> bool {
     Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|s| s.success())
 }
 
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
-}
-
 fn is_served(mut command: Command) {
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", text(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
 }
 
 /// Returns the reason why no daemon was reached.
 fn is_refused(mut command: Command) -> String {
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
-    text(&output)
+    assert_eq!(output.status.code(), Some(3), "{}", output_text(&output));
+    output_text(&output)
 }
 
 #[test]
@@ -150,7 +146,11 @@ fn runtime_dir_of_the_previous_user_is_skipped() {
     // `su` keeps the variable of the previous user.
     let mut other = asks(OTHER);
     let output = other.output().unwrap();
-    assert!(!text(&output).contains(stage.at("run").to_str().unwrap()), "{}", text(&output));
+    assert!(
+        !output_text(&output).contains(stage.at("run").to_str().unwrap()),
+        "{}",
+        output_text(&output)
+    );
     stage.ends();
 }
 
@@ -181,7 +181,7 @@ fn secure_execution_ignores_the_environment() {
     };
     // The program gains no rights when its owner runs it.
     is_served(asks(OWNER));
-    let said = text(&asks(OTHER).output().unwrap());
+    let said = output_text(&asks(OTHER).output().unwrap());
     assert!(!said.contains(stage.at("run").to_str().unwrap()), "{said}");
     // The program found the system's daemon or none.
     let pid = stage.daemon.id().to_string();
@@ -212,7 +212,7 @@ fn secure_execution_of_verbs_ignores_variables() {
         command.env_remove("RNIC_SOCKET");
         command.env("RNIC_LOG", "debug").env("RNIC_DEVICES", "rnicd0,nonsense");
         let output = stage.with_service_folder(OWNER, &command).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         let out = String::from_utf8(output.stdout).unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         (out, err)

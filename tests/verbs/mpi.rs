@@ -15,13 +15,13 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 use rnic_tests::apart::Side;
-use rnic_tests::{DEADLINE, Process, omit};
+use rnic_tests::{DEADLINE, Process, in_path, omit};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::ALONE;
 use crate::case::{Group, Setting};
-use crate::stage::{Stage, in_path};
+use crate::stage::Stage;
 
 /// Values of `UCX_TLS`, and the transport that UCX must report for its messages.
 pub const TRANSPORTS: [(&str, &str); 2] = [

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{Context, ListKind, QpRow, Rows};
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{DEADLINE, Daemon, Process, built, omit, on_path, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, in_path, omit, on_path, verbs};
 use tempfile::TempDir;
 
 use crate::case::{Case, End, Group, Ready, Server, Setting};
@@ -297,12 +297,6 @@ impl Stage {
             fields.len() > 3 && fields[1].ends_with(&port) && fields[3] == "0A"
         })
     }
-}
-
-/// Returns true if a program is in `PATH`.
-pub fn in_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
 fn ends(client: Process, wanted: &[&str], patience: Duration) -> Result<(), String> {
