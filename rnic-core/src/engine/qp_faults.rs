@@ -61,12 +61,11 @@ impl Qp {
             Incoming::AtomicRequest(atomic) => (Opcode::Atomic, Some(atomic.request.stag)),
             _ => return Ok(()),
         };
-        let read = opcode == Opcode::Read;
         let occasion = Occasion { stag, ..Occasion::new(Point::Message, Some(opcode)) };
         let struck = faults.strikes_at(&occasion, now);
         let Some((rule, action)) = struck else { return Ok(()) };
         let effect = match action {
-            Action::Refuse { error } => Effect::Refuses { error, read },
+            Action::Refuse { error } => Effect::Refuses { error, opcode },
             Action::Terminate { code } => Effect::Terminates(code),
             _ => return Ok(()),
         };

@@ -13,7 +13,7 @@ use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault};
 use crate::device::window::BindFault;
 use crate::rdmap::codes;
 use crate::stream::{Fault, InboundRead};
-use rnic_abi::faults::{FaultName, RefusedAs};
+use rnic_abi::faults::{FaultName, Opcode, RefusedAs};
 use rnic_abi::shm::queue::{Malformed, QueueFault};
 use rnic_abi::types::{CompletionStatus, CqId, SrqId, Stag, TerminateCode};
 
@@ -125,8 +125,8 @@ pub(super) enum Reason {
 pub(super) enum Effect {
     /// The request completes with this status.
     Completes(CompletionStatus),
-    /// The message of the peer is refused. `read` marks a Read Request.
-    Refuses { error: RefusedAs, read: bool },
+    /// The message of the peer is refused.
+    Refuses { error: RefusedAs, opcode: Opcode },
     /// The stream ends with this Terminate.
     Terminates(TerminateCode),
     /// The QP fails.
@@ -252,14 +252,16 @@ impl Effect {
     /// Returns the fault that is reported to the peer.
     fn fault(self) -> Fault {
         match self {
-            Effect::Refuses { error, read } => {
-                let code = match error {
-                    RefusedAs::AccessError if read => codes::PROTECTION_ACCESS,
-                    RefusedAs::AccessError => codes::TAGGED_INVALID_STAG,
-                    RefusedAs::InvalidRequest => codes::OPERATION_OPCODE,
-                    RefusedAs::OperationError => codes::DDP_LOCAL_CATASTROPHIC,
+            Effect::Refuses { error, opcode } => {
+                let code = match (error, opcode) {
+                    (RefusedAs::AccessError, Opcode::Read | Opcode::Atomic) => {
+                        codes::PROTECTION_ACCESS
+                    }
+                    (RefusedAs::AccessError, _) => codes::TAGGED_INVALID_STAG,
+                    (RefusedAs::InvalidRequest, _) => codes::OPERATION_OPCODE,
+                    (RefusedAs::OperationError, _) => codes::DDP_LOCAL_CATASTROPHIC,
                 };
-                if read { Fault::read(code) } else { Fault::segment(code) }
+                if opcode == Opcode::Read { Fault::read(code) } else { Fault::segment(code) }
             }
             Effect::Terminates(code) => Fault::segment(code),
             Effect::Completes(_) | Effect::Fails => Fault::local(codes::RDMA_LOCAL_CATASTROPHIC),

@@ -231,6 +231,9 @@ impl Qp {
         if self.life.phase() == StreamPhase::AwaitFirstFpdu {
             // The responder may send no FPDU yet, hence no Terminate.
             self.lost(engine, &format!("the first FPDU failed: {fault}"));
+        } else if self.can_unlink() || self.is_refusing() {
+            // An adapter drops a packet with a wrong CRC, which is no request of the peer.
+            self.lost(engine, &format!("an FPDU failed: {fault}"));
         } else {
             let payload = terminate::build(fault, &[], None);
             self.terminate(engine, fault.code, Some(payload), Reason::Segment);

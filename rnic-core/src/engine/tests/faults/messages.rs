@@ -1,5 +1,6 @@
 //! Fault rules for messages: refusals, Terminates and wrong CRCs.
 
+use super::super::rc::LIMITS;
 use super::super::requests::{Mr, Wr};
 use super::super::world::{A, B, MemoryKind, Wiring, World};
 use super::{armed, assert_injected, counts, iwarp, linked, pairs, set, set_one};
@@ -61,8 +62,9 @@ fn an_rc_message_is_refused_as_asked() {
 fn an_iwarp_message_is_refused_as_asked() {
     for wiring in Wiring::all() {
         for (opcode, _, make) in REQUESTS {
+            let names_target = ["read", "atomic"].contains(&opcode);
             for (name, code) in [
-                ("access-error", if opcode == "read" { "0/1/02" } else { "1/1/00" }),
+                ("access-error", if names_target { "0/1/02" } else { "1/1/00" }),
                 ("invalid-request", "0/2/06"),
                 ("operation-error", "1/0/00"),
             ] {
@@ -184,6 +186,27 @@ fn a_corrupt_crc_ends_the_stream() {
         let why = w.diagnoses(A).remove(0);
         assert_eq!(why.rule, "injected by fault crc", "{why:?}");
         drop(a);
+    }
+}
+
+/// An adapter drops a packet with a wrong CRC, so neither QP raises an event. The request in flight
+/// fails when the QP gets another stream, as after any loss of the stream.
+#[test]
+fn an_rc_qp_outlives_a_corrupt_crc() {
+    for end in [A, B] {
+        let mut w = linked(Wiring::tcp());
+        let rule = set_one(&mut w, end, "do=corrupt-crc nth=1 name=crc");
+        w.recv(B, 1, &[]);
+        w.post(A, &[Wr::send(1, &[])]);
+        assert_eq!(w.completions(A), [""; 0], "{end}");
+        // The acknowledgement of the Send is corrupt.
+        let received = if end == A { vec![] } else { vec!["1 Receive"] };
+        assert_eq!(w.completions(B), received, "{end}");
+        assert_eq!([w.state(A), w.state(B)], [QpState::Rts; 2], "{end}");
+        assert_eq!(counts(&rule).1, 1, "{end}");
+        w.link([A, B], Wiring::tcp(), LIMITS);
+        assert_eq!(w.completions(A), ["1 Send TransportRetryExceeded"], "{end}");
+        assert_eq!(w.responder_errors(A).len() + w.responder_errors(B).len(), 0, "{end}");
     }
 }
 
