@@ -420,7 +420,7 @@ fn rules_select_connection_messages() {
 }
 
 /// Rules of the active end, its steps once it is connected, and their output on each device.
-const ACTIONS: [(&str, &str, &str); 13] = [
+const ACTIONS: [(&str, &str, &str); 14] = [
     ("do=complete status=fatal-err opcode=send", "send wc", "wc 19"),
     ("do=delay-request by=1ms opcode=send", "send wc", "wc 0"),
     ("do=hold-completion by=1ms opcode=send", "send wc", "wc 0"),
@@ -431,6 +431,7 @@ const ACTIONS: [(&str, &str, &str); 13] = [
     ("do=disconnect opcode=send nth=1", "send wc", "wc 5"),
     ("do=qp-fatal opcode=send nth=1", "send wc async", "wc 5, async 1"),
     ("do=cq-fatal opcode=send nth=1", "send async", "async 0"),
+    ("do=device-fatal opcode=send nth=1", "send wc async async", "wc 5, async 8, async 1"),
     ("do=event event=sq-drained opcode=send nth=1", "send wc async", "wc 0, async 5"),
     ("do=port-down for=1ms opcode=send nth=1", "send wc async async", "wc 0, async 10, async 9"),
     (
@@ -457,6 +458,72 @@ fn actions_have_the_same_effect_on_both_devices() {
                 rig.is_empty();
             }
         }
+    }
+}
+
+/// Rules of the passive end, for a Send that it refuses: its event, and the output of the active
+/// end on each device. An iWARP Send has completed before.
+const REFUSALS: [(&str, &[&str], [&str; 2]); 4] = [
+    ("do=refuse as=access-error", &["async 3"], ["wc 0", "wc 10"]),
+    ("do=refuse as=invalid-request", &["async 2"], ["wc 0", "wc 9"]),
+    ("do=refuse as=operation-error", &[], ["wc 0", "wc 11"]),
+    ("do=terminate code=1/2/01", &[], ["wc 0", "wc 9"]),
+];
+
+/// The QP of the active end gets no event, and its connection ends.
+#[test]
+fn messages_are_refused_on_both_devices() {
+    for (number, device) in [IWARP, ROCE].into_iter().enumerate() {
+        for rig in rigs(device, "") {
+            for (n, (rules, events, seen)) in REFUSALS.into_iter().enumerate() {
+                let name = format!("refusal-{n}");
+                let steps = ["event", "accept", "event", "receive"];
+                let asyncs = vec!["async"; events.len()];
+                let steps = [&steps[..], &asyncs, &["input"]].concat();
+                let (mut passive, port) = rig.listens(&format!("{rules} name={name}"), &steps);
+                let active = rig.asks(&port, "", &["event", "send", "wc"]);
+                assert_eq!(active.succeed(), [ESTABLISHED, seen[number]], "{rules} on {device}");
+                passive.line_after("ready");
+                passive.release();
+                let start = [REQUEST, ESTABLISHED, "receive 5"];
+                let seen = [&start[..], events, &["ready"]].concat();
+                assert_eq!(lines_of(passive), seen, "{rules} on {device}");
+                assert_eq!(log_of(&rig.passive, &name).len(), 1, "{rules} on {device}");
+                rig.is_empty();
+            }
+        }
+    }
+}
+
+/// On iWARP the receiver ends the stream of a Send that has completed. An RC QP drops it, like an
+/// adapter. The direct path has no FPDUs.
+#[test]
+fn a_corrupt_crc_loses_the_message() {
+    let rules = "do=corrupt-crc nth=1 name=crc";
+    for device in [IWARP, ROCE] {
+        let tcp = [Rig::one(device, &on_path("tcp")), Rig::two(device, "")];
+        for rig in tcp.into_iter().flatten() {
+            let (status, received) =
+                if device == IWARP { ("wc 0", "receive 5") } else { ("wc 12", "silent") };
+            let receives: &[&str] = if device == IWARP { &["receive"] } else { &[] };
+            let steps = [&["event", "accept", "event"], receives, &["event"]].concat();
+            let (passive, port) = rig.listens("", &steps);
+            let active = rig.asks(&port, rules, &["event", "send", "wc", "disconnect", "event"]);
+            assert_eq!(active.succeed(), [ESTABLISHED, status, DISCONNECTED], "{device}");
+            let mut seen = vec![REQUEST, ESTABLISHED, received, DISCONNECTED];
+            seen.retain(|line| *line != "silent");
+            assert_eq!(lines_of(passive), seen, "{device}");
+            let text = "the CRC of an FPDU was corrupted";
+            assert_eq!(log_of(rig.active(), "crc")[0], text, "{device}");
+            rig.is_empty();
+        }
+        let Some(rig) = Rig::one(device, &on_path("direct")) else { return };
+        let (passive, port) = rig.listens("", &["event", "accept", "event", "receive"]);
+        let active = rig.asks(&port, rules, &["event", "send", "wc"]);
+        assert_eq!(active.succeed(), [ESTABLISHED, "wc 0"], "{device}");
+        assert_eq!(lines_of(passive), [REQUEST, ESTABLISHED, "receive 0"], "{device}");
+        assert!(log_of(rig.active(), "crc").is_empty(), "{device}");
+        rig.is_empty();
     }
 }
 

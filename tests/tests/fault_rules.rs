@@ -10,6 +10,10 @@ use rnic_tests::mpi::Collectives;
 use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
 use tempfile::TempDir;
 
+/// Names of the devices.
+const IWARP: &str = "rnicd0";
+const ROCE: &str = "rnicd1";
+
 struct Rig {
     daemon: Daemon,
     program: PathBuf,
@@ -25,13 +29,19 @@ impl Rig {
         Some(Rig { daemon, program, _scratch: scratch })
     }
 
-    fn command(&self, rules: &str, steps: &[&str]) -> Command {
+    /// Returns a command that runs the program under rules of its own on a device.
+    fn command_on(&self, device: &str, rules: &str, steps: &[&str]) -> Command {
         let mut command = verbs::command(&self.program, &self.daemon);
-        command.args(steps).env("RNIC_FAULTS", rules);
+        command.args(steps).env("RNIC_FAULTS", rules).env("RNIC_DEVICES", device);
         command
     }
 
-    /// Runs the program with rules for its own session. Returns its output.
+    /// Like [`Rig::command_on`], on the RoCE device.
+    fn command(&self, rules: &str, steps: &[&str]) -> Command {
+        self.command_on(ROCE, rules, steps)
+    }
+
+    /// Runs the program with rules for its own session on the RoCE device. Returns its output.
     fn run(&self, rules: &str, steps: &[&str]) -> Vec<String> {
         Process::start(self.command(rules, steps)).succeed()
     }
@@ -44,35 +54,77 @@ impl Rig {
     }
 }
 
-/// Runs the program with rules for its own session on both paths, and compares its output.
-fn check(rules: &str, steps: &[&str], printed: &[&str]) {
+/// Runs the program with rules for its own session on these devices and both paths, and compares
+/// its output.
+fn check_on(devices: &[&str], rules: &str, steps: &[&str], printed: &[&str]) {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
-        assert_eq!(rig.run(rules, steps), printed, "{rules} on path {path}");
-        // The rules have ended with the program.
-        assert_eq!(rig.daemon.json(&["fault", "list"]).as_array().unwrap().len(), 0, "{rules}");
+        for device in devices {
+            let found = Process::start(rig.command_on(device, rules, steps)).succeed();
+            assert_eq!(found, printed, "{rules} on {device} and path {path}");
+            // The rules have ended with the program.
+            assert_eq!(rig.daemon.json(&["fault", "list"]).as_array().unwrap().len(), 0, "{rules}");
+        }
         rig.daemon.is_empty();
     }
 }
 
+/// Like [`check_on`], on both devices.
+fn check(rules: &str, steps: &[&str], printed: &[&str]) {
+    check_on(&[IWARP, ROCE], rules, steps, printed);
+}
+
+/// Like [`check`], for rules after which the first QP is in ERR. A RoCE QP outlives its peer.
+fn check_end(rules: &str, steps: &[&str], printed: &[&str]) {
+    let state = [steps, &["state"]].concat();
+    check_on(&[ROCE], rules, &state, &[printed, &["state 6 3"]].concat());
+    check_on(&[IWARP], rules, &[steps, &["both_fail"]].concat(), printed);
+}
+
 #[test]
 fn a_request_completes_with_any_status() {
-    check(
+    check_end(
         "do=complete status=IBV_WC_RETRY_EXC_ERR opcode=write nth=2",
-        &["write", "wc", "read", "wc", "write", "wc", "state"],
-        &["wc 0", "wc 0", "wc 12", "state 6 3"],
+        &["write", "wc", "read", "wc", "write", "wc"],
+        &["wc 0", "wc 0", "wc 12"],
     );
+}
+
+/// Steps of a request of each kind. Of an iWARP request, Send and Write have completed before the
+/// peer refuses them.
+const MESSAGES: [(&str, &[&str], bool); 4] = [
+    ("write", &["write", "wc"], true),
+    ("send", &["send", "wc"], true),
+    ("read", &["read", "wc"], false),
+    ("atomic", &["atomic", "wc"], false),
+];
+
+/// Checks the second message of each kind under a rule with this effect: the status of its request
+/// on each device, and the event of the QP that refuses it.
+fn check_messages(effect: &str, [iwarp, roce]: [u8; 2], event: Option<&str>) {
+    for (opcode, request, completes_early) in MESSAGES {
+        let rules = format!("{effect} opcode={opcode} nth=2");
+        let wait: &[&str] = if event.is_some() { &["event"] } else { &[] };
+        let steps = [request, request, wait, &["both_fail"]].concat();
+        for (device, status) in [(IWARP, if completes_early { 0 } else { iwarp }), (ROCE, roce)] {
+            let status = format!("wc {status}");
+            let printed = ["wc 0", &status].into_iter().chain(event).collect::<Vec<_>>();
+            check_on(&[device], &rules, &steps, &printed);
+        }
+    }
 }
 
 #[test]
 fn refused_messages_fail_both_ends() {
-    for (error, status, event) in [("access-error", 10, 3), ("invalid-request", 9, 2)] {
-        check(
-            &format!("do=refuse as={error} opcode=write nth=2"),
-            &["write", "wc", "write", "wc", "event"],
-            &["wc 0", &format!("wc {status}"), &format!("event {event} qp 1")],
-        );
-    }
+    check_messages("do=refuse as=access-error", [10, 10], Some("event 3 qp 1"));
+    check_messages("do=refuse as=invalid-request", [11, 9], Some("event 2 qp 1"));
+    check_messages("do=refuse as=operation-error", [11, 11], None);
+}
+
+#[test]
+fn a_terminate_ends_both_qps() {
+    check_messages("do=terminate code=1/2/01", [11, 9], None);
+    check_messages("do=terminate code=0/1/02", [10, 10], None);
 }
 
 #[test]
@@ -109,21 +161,26 @@ fn held_completions_come_in_batches() {
 fn a_flush_completion_is_held_or_lost() {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
-        let steps = ["write", "wc", "error", "write", "no_wc", "input", "wc", "state"];
+        let steps = ["write", "wc", "error", "write", "no_wc", "input", "wc"];
         let add = ["fault", "add", "do=hold-completion", "by=1h", "flushed=true"];
-        rig.daemon.control(&add);
-        let mut program = Process::start(rig.command("", &steps));
-        program.line_after("wc 0");
-        program.line_after("ready");
-        rig.daemon.control(&["fault", "clear"]);
-        program.ask("", "wc 5");
-        program.line_after("state 6 3");
-        program.succeed();
+        for (device, last) in [(IWARP, "both_fail"), (ROCE, "state")] {
+            rig.daemon.control(&add);
+            let steps = [&steps[..], &[last]].concat();
+            let mut program = Process::start(rig.command_on(device, "", &steps));
+            program.line_after("wc 0");
+            program.line_after("ready");
+            rig.daemon.control(&["fault", "clear"]);
+            program.ask("", "wc 5");
+            if device == ROCE {
+                program.line_after("state 6 3");
+            }
+            program.succeed();
+        }
     }
-    check(
+    check_end(
         "do=lose-completion flushed=true limit=1",
-        &["write", "wc", "error", "write", "write", "wc", "state"],
-        &["wc 0", "wc 5", "state 6 3"],
+        &["write", "wc", "error", "write", "write", "wc"],
+        &["wc 0", "wc 5"],
     );
 }
 
@@ -131,14 +188,16 @@ fn a_flush_completion_is_held_or_lost() {
 fn completion_events_are_held_lost_and_added() {
     for path in PATHS {
         let Some(rig) = Rig::start(path) else { return };
-        rig.daemon.control(&["fault", "add", "do=hold-event", "by=1h"]);
-        let steps = ["arm", "write", "wc", "no_cq_event", "input", "cq_event", "no_cq_event"];
-        let mut program = Process::start(rig.command("", &steps));
-        program.line_after("wc 0");
-        program.line_after("ready");
-        rig.daemon.control(&["fault", "clear"]);
-        program.ask("", "cq_event");
-        program.succeed();
+        for device in [IWARP, ROCE] {
+            rig.daemon.control(&["fault", "add", "do=hold-event", "by=1h"]);
+            let steps = ["arm", "write", "wc", "no_cq_event", "input", "cq_event", "no_cq_event"];
+            let mut program = Process::start(rig.command_on(device, "", &steps));
+            program.line_after("wc 0");
+            program.line_after("ready");
+            rig.daemon.control(&["fault", "clear"]);
+            program.ask("", "cq_event");
+            program.succeed();
+        }
     }
     check(
         "do=lose-event nth=1",
@@ -169,6 +228,29 @@ fn the_cq_of_a_request_fails() {
         &["write", "wc", "write", "event"],
         &["wc 0", "event 0 cq 0"],
     );
+}
+
+#[test]
+fn the_srq_of_a_request_fails() {
+    for path in PATHS {
+        let Some(rig) = Rig::start(path) else { return };
+        for device in [IWARP, ROCE] {
+            let steps = ["send", "wc", "receive", "send", "wc", "event", "event", "event"];
+            let rules = "do=srq-fatal opcode=send nth=2";
+            let mut command = rig.command_on(device, rules, &[&steps[..], &["both_fail"]].concat());
+            let mut printed = Process::start({
+                command.env("SRQ", "1");
+                command
+            })
+            .succeed();
+            assert_eq!(printed[..3], ["wc 0", "receive 0", "wc 5"], "{device} on path {path}");
+            // The QPs, which fail on workers of their own, have no more receives.
+            printed[3..].sort();
+            let events = ["event 14 srq", "event 16 qp 0", "event 16 qp 1"];
+            assert_eq!(printed[3..], events, "{device} on path {path}");
+        }
+        rig.daemon.is_empty();
+    }
 }
 
 #[test]
@@ -205,38 +287,43 @@ fn a_port_goes_down_and_comes_back() {
         let Some(rig) = Rig::start(path) else { return };
         let steps = ["write", "wc", "input", "event", "port", "write", "input"];
         let after = ["event", "wc", "port"];
-        let mut program = Process::start(rig.command("", &[&steps[..], &after].concat()));
-        program.line_after("ready");
-        let add = rig.daemon.rnicctl(&["fault", "add", "name=flap", "do=port-down", "port=1"]);
-        assert!(add.status.success(), "{add:?}");
-        assert_eq!(rig.daemon.json(&["fault", "list"])[0]["in_effect"], true);
-        assert_eq!(rig.daemon.json(&["status"])["faults"], 1);
-        let state = |device: &str| {
-            let tree = format!("{}.tree", rig.daemon.socket().display());
-            std::fs::read_to_string(format!("{tree}/class/infiniband/{device}/ports/1/state"))
-        };
-        program.ask("", "event 10 port 1");
-        program.line_after("port 1");
-        program.line_after("ready");
-        let until = Instant::now() + DEADLINE;
-        while state("rnicd1").unwrap().trim() != "1: DOWN" {
-            assert!(Instant::now() < until, "the device files show the state within a second");
-            std::thread::yield_now();
+        for device in [IWARP, ROCE] {
+            let steps = [&steps[..], &after].concat();
+            let mut program = Process::start(rig.command_on(device, "", &steps));
+            program.line_after("ready");
+            let add = rig.daemon.rnicctl(&["fault", "add", "name=flap", "do=port-down", "port=1"]);
+            assert!(add.status.success(), "{add:?}");
+            assert_eq!(rig.daemon.json(&["fault", "list"])[0]["in_effect"], true);
+            assert_eq!(rig.daemon.json(&["status"])["faults"], 1);
+            let state = || {
+                let tree = format!("{}.tree", rig.daemon.socket().display());
+                std::fs::read_to_string(format!("{tree}/class/infiniband/{device}/ports/1/state"))
+            };
+            program.ask("", "event 10 port 1");
+            program.line_after("port 1");
+            program.line_after("ready");
+            let until = Instant::now() + DEADLINE;
+            while state().unwrap().trim() != "1: DOWN" {
+                assert!(Instant::now() < until, "the device files show the state within a second");
+                std::thread::yield_now();
+            }
+            rig.daemon.control(&["fault", "clear", "flap"]);
+            program.ask("", "event 9 port 1");
+            // The request either waited, or exhausted its retries of half a second.
+            let status = program.line_after("wc ");
+            let permitted: &[_] = if device == ROCE { &["0", "12"] } else { &["0"] };
+            assert!(permitted.contains(&status.as_str()), "{status}");
+            program.line_after("port 4");
+            program.succeed();
+            assert_eq!(rig.daemon.json(&["status"])["faults"], 0);
         }
-        rig.daemon.control(&["fault", "clear", "flap"]);
-        program.ask("", "event 9 port 1");
-        // The request either waited, or exhausted its retries of half a second.
-        let status = program.line_after("wc ");
-        assert!(["0", "12"].contains(&status.as_str()), "{status}");
-        program.line_after("port 4");
-        program.succeed();
-        assert_eq!(rig.daemon.json(&["status"])["faults"], 0);
     }
 }
 
 #[test]
 fn a_port_that_stays_down_exhausts_retries() {
-    check(
+    check_on(
+        &[ROCE],
         "do=port-down verb=reg_mr nth=2",
         &["write", "wc", "reg_mr", "event", "port", "write", "wc", "state"],
         &["wc 0", "reg_mr 0", "event 10 port 1", "port 1", "wc 12", "state 6 3"],

@@ -27,10 +27,13 @@ __attribute__((unused)) static struct ibv_context *open_roce(void)
     return opened;
 }
 
-// Creates an RC QP whose queues take `depth` requests and receives, and moves it to INIT.
-static struct ibv_qp *create_rc(struct ibv_pd *pd, struct ibv_cq *cq, int depth)
+// Creates an RC QP whose queues take `depth` requests and receives, and moves it to INIT. `srq` may
+// be NULL.
+static struct ibv_qp *create_rc_with(struct ibv_pd *pd, struct ibv_cq *cq, int depth,
+                                     struct ibv_srq *srq)
 {
     struct ibv_qp_init_attr a = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
+    a.srq = srq;
     a.cap = (struct ibv_qp_cap){depth, depth, 1, 1, 64};
     struct ibv_qp *qp = ibv_create_qp(pd, &a);
     MUST(qp);
@@ -38,6 +41,12 @@ static struct ibv_qp *create_rc(struct ibv_pd *pd, struct ibv_cq *cq, int depth)
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     MUST(!ibv_modify_qp(qp, &to, mask));
     return qp;
+}
+
+__attribute__((unused)) static struct ibv_qp *create_rc(struct ibv_pd *pd, struct ibv_cq *cq,
+                                                        int depth)
+{
+    return create_rc_with(pd, cq, depth, NULL);
 }
 
 // Moves a QP from INIT to RTS, with QP `number` at `gid` as its peer.
