@@ -199,8 +199,8 @@ impl Context {
         self.session.command(RequestBody::Drain { on })
     }
 
-    /// Adds a RoCE device whose GIDs are the addresses of `interface`, or of all interfaces. For
-    /// administrators.
+    /// Adds a RoCE device whose GIDs are the addresses of `interface`, or of all interfaces. An
+    /// `interface` of addresses, separated by commas, means these addresses. For administrators.
     pub fn add_device(&self, name: &str, interface: Option<&str>) -> Result<(), Error> {
         let name = name.to_owned();
         let interface = interface.unwrap_or_default().to_owned();

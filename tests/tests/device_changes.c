@@ -13,6 +13,7 @@
 //   gid             the entry 0 and 1 of the GID table: the error number of ibv_query_gid_ex, and
 //                   whether ibv_query_gid returns zeros; the size of ibv_query_gid_table
 //   rtr             moves a new QP to RTR: the error number
+//   cross           posts a Write from a new QP of the first device to one of the second: its status
 //   datagram        sends a datagram from one UD QP to another, and waits for its completion
 //   received        the number of the next datagram that arrives, from 1
 //   ah              creates an address handle: the error number
@@ -85,17 +86,22 @@ static void open_rail(struct rail *r, const char *name, int number)
     }
 }
 
-static int post(struct rail *r)
+static int post_on(struct ibv_qp *qp, struct rail *r, uint32_t rkey)
 {
     struct ibv_sge sge = {(uintptr_t)bytes, 8, r->mr->lkey};
     struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .sg_list = &sge, .num_sge = 1}, *bad;
     wr.send_flags = IBV_SEND_SIGNALED;
     wr.wr.rdma.remote_addr = (uintptr_t)bytes + 64;
-    wr.wr.rdma.rkey = r->mr->rkey;
-    return ibv_post_send(r->qp[0], &wr, &bad);
+    wr.wr.rdma.rkey = rkey;
+    return ibv_post_send(qp, &wr, &bad);
 }
 
-static void complete(struct rail *r)
+static int post(struct rail *r)
+{
+    return post_on(r->qp[0], r, r->mr->rkey);
+}
+
+static int status_of(struct rail *r)
 {
     struct ibv_wc wc;
     time_t until = time(NULL) + DEADLINE;
@@ -103,7 +109,27 @@ static void complete(struct rail *r)
     while (!(got = ibv_poll_cq(r->cq[0], 1, &wc)))
         MUST(time(NULL) < until);
     MUST(got == 1);
-    printf("wc %d\n", wc.status);
+    return wc.status;
+}
+
+static void complete(struct rail *r)
+{
+    printf("wc %d\n", status_of(r));
+}
+
+static void cross(void)
+{
+    struct ibv_qp *qp[2];
+    union ibv_gid gid[2];
+    for (int n = 0; n < 2; n++) {
+        qp[n] = create_rc(rails[n].pd, rails[n].cq[0], DEPTH);
+        MUST(!ibv_query_gid(rails[n].context, 1, 0, &gid[n]));
+    }
+    for (int n = 0; n < 2; n++)
+        connect_rc(qp[n], gid[!n], qp[!n]->qp_num, PATIENCE);
+    MUST(!post_on(qp[0], &rails[0], rails[1].mr->rkey));
+    printf("cross %d\n", status_of(&rails[0]));
+    MUST(!ibv_destroy_qp(qp[0]) && !ibv_destroy_qp(qp[1]));
 }
 
 static void event(struct rail *r)
@@ -322,6 +348,8 @@ static void step(char *name)
         gid(r);
     } else if (!strcmp(name, "rtr")) {
         rtr(r);
+    } else if (!strcmp(name, "cross")) {
+        cross();
     } else if (!strcmp(name, "datagram")) {
         datagram(r);
     } else if (!strcmp(name, "received")) {

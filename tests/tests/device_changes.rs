@@ -18,15 +18,19 @@ impl Rig {
     /// Starts a daemon with these RoCE devices, and compiles a program. Returns `None` without a C
     /// compiler.
     fn start(path: &str, devices: &[&str], source: &str) -> Option<Rig> {
+        // With the addresses of the host, IDs of rdma_cm may listen at all of them.
+        let (gids, interface) = if source == SOURCE { (GIDS, "lo") } else { ("", "*") };
+        let devices = devices.iter().map(|name| format!("{name} = \"{interface}\""));
+        Rig::configured(path, gids, &devices.collect::<Vec<_>>().join(", "), source)
+    }
+
+    /// Like [`Rig::start`], with tables of the configuration and the devices as in `wired.devices`.
+    fn configured(path: &str, tables: &str, devices: &str, source: &str) -> Option<Rig> {
         let scratch = tempfile::tempdir().unwrap();
         let program = verbs::program(source, scratch.path())?;
         // Its own port, since daemons of one host that share a port confirm each other's requests.
         let port = ports::unused_port();
-        // Without configured addresses, rdma_cm IDs may listen on all addresses of the host.
-        let (gids, interface) = if source == SOURCE { (GIDS, "lo") } else { ("", "*") };
-        let devices = devices.iter().map(|name| format!("{name} = \"{interface}\""));
-        let devices = devices.collect::<Vec<_>>().join(", ");
-        let wired = format!("{gids}[wired]\nport = {port}\ndevices = {{ {devices} }}\n");
+        let wired = format!("{tables}[wired]\nport = {port}\ndevices = {{ {devices} }}\n");
         let daemon = Daemon::start(&format!("{}{wired}", on_path(path)));
         Some(Rig { daemon, program, _scratch: scratch })
     }
@@ -191,6 +195,43 @@ fn one_rail_fails_and_the_other_continues() {
         assert!(added.status.success(), "{added:?}");
         program.ask("", "devices rail rail_c");
         program.line_after("wc 0");
+        program.succeed();
+        rig.daemon.is_empty();
+    }
+}
+
+/// Rails with addresses of their own on a host that needs no interface but `lo`.
+#[test]
+fn rails_of_addresses_fail_alone() {
+    for path in PATHS {
+        let devices = "rail = \"127.0.0.1\", rail_b = [\"127.0.0.3\", \"127.0.0.2\"]";
+        let Some(rig) = Rig::configured(path, "", devices, SOURCE) else { return };
+        let gid = |last: u8| format!("0000:0000:0000:0000:0000:ffff:7f00:{last:04x}");
+        assert_eq!(rig.file("rail/ports/1/gids/0"), Some(gid(1)));
+        assert_eq!(rig.file("rail_b/ports/1/gids/0"), Some(gid(3)));
+        assert_eq!(rig.file("rail_b/ports/1/gids/1"), Some(gid(2)));
+        assert_eq!(rig.file("rail_b/parent").as_deref(), Some("lo"));
+        let list = rig.daemon.json(&["device", "list"]);
+        let shown = |n: usize| {
+            let gids = list[n]["gids"].as_array().unwrap();
+            (list[n]["interface"].as_str().unwrap(), gids.len())
+        };
+        assert_eq!([shown(0), shown(1)], [("lo", 1), ("lo", 2)], "{list}");
+        let steps = "gid1 cross input event1 link link1 write wc write1 wc1 input event1 cross";
+        let mut program = rig.program("", &words(steps));
+        program.line_after("gid 0 set 0 set 2");
+        program.line_after("cross 0");
+        program.line_after("ready");
+        rig.add("do=port-down device=rail_b");
+        program.ask("", "event 10 port 1");
+        program.line_after("link 2 32 4");
+        program.line_after("link 2 32 1");
+        program.line_after("wc 0");
+        program.line_after("wc 12");
+        program.line_after("ready");
+        rig.clear();
+        program.ask("", "event 9 port 1");
+        program.line_after("cross 0");
         program.succeed();
         rig.daemon.is_empty();
     }

@@ -160,6 +160,42 @@ fn devices_exchange_data_within_a_daemon() {
 }
 
 #[test]
+fn devices_of_addresses_serve_programs() {
+    if !has("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/roce_cm_device.c", dir.path()) else { return };
+    let config = "[wired]\ndevices = { all = \"*\", rail0 = \"127.0.0.1\", \
+                  rail1 = [\"127.0.0.2\", \"fd00::1\"] }\n";
+    let script = format!(
+        "{PAIR}ibv_devinfo -v -d rail1
+         pair 127.0.0.1 ibv_rc_pingpong -d rail0 -g 0 -n 50
+         pair 127.0.0.1 ibv_uc_pingpong -d rail1 -g 1 -n 50
+         pair 127.0.0.1 ibv_ud_pingpong -d rail1 -g 0 -n 50 -s 1024
+         timeout 120 ibv_rc_pingpong -d rail1 -g 0 -n 50 >server & \
+         until ibv_rc_pingpong -d rail0 -g 0 -n 50 127.0.0.1 >client 2>&1; do kill -0 $!; done; \
+         wait $!
+         $PROGRAM 127.0.0.1 127.0.0.2
+         $RNICCTL device add rail2 --address 127.0.0.4 --address ::1
+         pair 127.0.0.1 ibv_rc_pingpong -d rail2 -g 1 -n 50
+         $PROGRAM 127.0.0.4"
+    );
+    let Some(mut command) = alone(&dir, "ip addr add fd00::1 dev lo", config, &script) else {
+        return;
+    };
+    command.env("PROGRAM", program);
+    let said = Process::start(command).succeed();
+    assert_eq!(said.iter().filter(|line| line.contains("50 iters")).count(), 4, "{said:#?}");
+    let gids: Vec<_> = said.iter().filter_map(|line| line.split("GID[").nth(1)).collect();
+    assert!(gids.len() == 2, "{said:#?}");
+    assert!(gids[0].contains("::ffff:127.0.0.2") && gids[1].contains("fd00::1"), "{gids:?}");
+    for line in ["127.0.0.1: rail0", "127.0.0.2: rail1", "127.0.0.4: rail2"] {
+        assert!(said.iter().any(|found| found == line), "{line}: {said:#?}");
+    }
+}
+
+#[test]
 fn unusable_devices_are_refused_at_start() {
     let said = |devices: &str| {
         let dir = tempfile::tempdir().unwrap();
@@ -175,6 +211,12 @@ fn unusable_devices_are_refused_at_start() {
     let text =
         "wired.devices: device a: there is no network interface \"nosuch0\"; interfaces with";
     assert!(unknown.contains(text), "{unknown}");
+    let elsewhere = said("{ a = \"::1\", b = [\"127.0.0.2\", \"192.0.2.9\"] }");
+    let text = "wired.devices: device b: 192.0.2.9 is no address of this host";
+    assert!(elsewhere.contains(text), "{elsewhere}");
+    let shared = said("{ a = \"127.0.0.2\", b = [\"::1\", \"127.0.0.2\"] }");
+    assert!(shared.contains("wired.devices = "), "{shared}");
+    assert!(shared.contains("a and b have the address 127.0.0.2"), "{shared}");
     let twice = said("{ x_lo = \"*\", \"x_{netdev}\" = \"lo\" }");
     assert!(twice.contains("wired.devices: there is already a device x_lo"), "{twice}");
 }
@@ -226,6 +268,10 @@ fn administrators_add_and_remove_devices() {
         (&["device", "add", "a/b"], "name: must be 1 to 63 letters"),
         (&["device", "add", "x", "--netdev", "nosuch0"], "no network interface \"nosuch0\""),
         (&["device", "add", "x", "--netdev", "../x"], "interface: is not the name of an interface"),
+        (&["device", "add", "x", "--address", "192.0.2.9"], "192.0.2.9 is no address of this host"),
+        (&["device", "add", "x", "--address", "fe80::1"], "interface: does not identify a host"),
+        (&["device", "add", "x", "--address", "lo"], "invalid value 'lo' for '--address <IP>'"),
+        (&["device", "add", "x", "--address", "::1", "--netdev", "lo"], "cannot be used with"),
         (&["device", "remove", "nosuch"], "there is no such RoCE device"),
         (&["device", "remove", "rnicd0"], "the iWARP device cannot be removed"),
     ] {

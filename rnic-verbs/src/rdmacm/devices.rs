@@ -45,7 +45,7 @@ pub(super) fn device_with(
     let first = first.ok_or_else(|| errno!(libc::ENODEV, "the daemon has no {kind} device"))?;
     let Some(source) = source.filter(|_| kind == DeviceKind::Roce) else { return Ok(first) };
     let tables = device.tables()?;
-    let gid = gid_of(source);
+    let gid = gid_of(source, &tables.gids);
     if !tables.gids.iter().any(|row| row.gid == gid) {
         return Ok(first);
     }

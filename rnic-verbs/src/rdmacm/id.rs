@@ -138,7 +138,8 @@ pub(super) fn show_addresses(to: Live<CmIdBody>) -> Result<(), Errno> {
         set!(to.route.addr.dst = shown(peer, |form| form.peer));
     }
     if let (DeviceKind::Roce, Some(source), Some(peer)) = (id.device_kind(), source, peer) {
-        let gid = |address: SocketAddr| ibv_gid { raw: gid_of(address.ip()).0 };
+        let table = id.device.tables()?;
+        let gid = |address: SocketAddr| ibv_gid { raw: gid_of(address.ip(), &table.gids).0 };
         let addr = rdma_ib_addr { sgid: gid(source), dgid: gid(peer), pkey: DEFAULT_PKEY };
         set!(to.route.addr.addr = addr);
     }

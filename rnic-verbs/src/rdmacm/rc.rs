@@ -82,7 +82,7 @@ impl IdBody {
         let tables = self.device.tables()?;
         let used = || tables.gids.iter().filter(|row| !row.gid.is_zero());
         let own = source.and_then(|source| {
-            let gid = gid_of(source.ip());
+            let gid = gid_of(source.ip(), &tables.gids);
             used().find(|row| row.gid == gid)
         });
         let bytes = own.map(GidRow::path_mtu).or_else(|| used().map(GidRow::path_mtu).min());

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};
 
-use rnic_client::{DeviceAttributes, Gid, RcOffer, RcPeer};
+use rnic_client::{DeviceAttributes, Gid, GidRow, RcOffer, RcPeer};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::c::*;
@@ -158,12 +158,12 @@ pub(super) fn no_transition(state: ibv_qp_state) -> Errno {
     invalid!("qp_state {state}: rdma_init_qp_attr supports INIT, RTR and RTS")
 }
 
-/// Returns the GID of a host address. All IPv4 loopback addresses have the GID of 127.0.0.1.
-pub(super) fn gid_of(ip: IpAddr) -> Gid {
-    match ip {
-        IpAddr::V4(ip) if ip.is_loopback() => IpAddr::from(Ipv4Addr::LOCALHOST).into(),
-        ip => ip.into(),
-    }
+/// Returns the GID of a host address. An IPv4 loopback address without an entry in the daemon's GID
+/// table has the GID of 127.0.0.1.
+pub(super) fn gid_of(ip: IpAddr, table: &[GidRow]) -> Gid {
+    let own = Gid::from(ip);
+    let is_alias = ip.is_ipv4() && ip.is_loopback() && table.iter().all(|row| row.gid != own);
+    if is_alias { IpAddr::from(Ipv4Addr::LOCALHOST).into() } else { own }
 }
 
 pub(super) fn saturate(n: u16) -> u8 {
@@ -182,6 +182,7 @@ mod tests {
 
     use super::*;
     use crate::ffi::handles::zeroed;
+    use crate::verbs::adapter::empty_gid;
 
     const MOST: Reads = Reads { inbound: 16, outbound: 8 };
 
@@ -282,8 +283,11 @@ mod tests {
 
     #[test]
     fn loopback_addresses_share_a_gid() {
-        let gid = |text: &str| gid_of(text.parse().expect("an address"));
+        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let row = GidRow { gid: address("127.0.0.3").into(), ..empty_gid() };
+        let gid = |text: &str| gid_of(address(text), std::slice::from_ref(&row));
         assert_eq!(gid("127.0.0.2"), gid("127.0.0.1"));
+        assert_ne!(gid("127.0.0.3"), gid("127.0.0.1"));
         assert_ne!(gid("192.0.2.2"), gid("192.0.2.1"));
         assert_eq!(gid("::1"), Gid(std::net::Ipv6Addr::LOCALHOST.octets()));
     }

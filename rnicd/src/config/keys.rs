@@ -17,7 +17,7 @@ use super::guid::Guid;
 use super::log;
 use super::ports::PortMap;
 use super::profile::Profile;
-use super::roce_devices::{RoceDevices, check_device};
+use super::roce_devices::{RoceDevices, Written, check_device};
 use super::section::{
     Key, Row, SECOND, Section, deadline, flag, in_range, number, optional, read, section, span,
     span_or_off, word,
@@ -61,7 +61,7 @@ section! {
         "adapter or driver whose names, GID tables and limits the devices have";
     /// `None` means the devices of the profile.
     devices: Option<RoceDevices> = devices().at_start(),
-        "RoCE devices, each with the interface whose addresses are its GIDs";
+        "RoCE devices, each with its addresses or an interface whose addresses are its GIDs";
     /// `None` means that of the profile.
     vendor_id: Option<u32> = vendor_id().at_start(), "vendor ID (OUI) shown to programs";
     /// `None` means that of the profile.
@@ -234,7 +234,7 @@ impl Wired {
     }
 }
 
-fn devices() -> Key<Option<RoceDevices>, Spanned<BTreeMap<String, String>>> {
+fn devices() -> Key<Option<RoceDevices>, Spanned<BTreeMap<String, Written>>> {
     let show = |devices: &Option<RoceDevices>| {
         devices.as_ref().map_or("(by profile)".to_owned(), RoceDevices::to_string)
     };

@@ -51,9 +51,7 @@ pub use ports::PortMap;
 pub use profile::{GidLayout, Maximum, Profile};
 pub use profile_rules::ProfileRules;
 pub use rnic_abi::units::{Size, Span, SpanOrOff};
-pub use roce_devices::{
-    MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, check_interface, device_name,
-};
+pub use roce_devices::{MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, device_name};
 pub use rules::{AddressRule, NamedPd, Override};
 use rules::{ConnectTable, ListenTable, PdTable};
 use section::{Row, Section};

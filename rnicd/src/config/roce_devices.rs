@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
+use serde::Deserialize;
 use toml::Spanned;
 
 use super::error::Wrong;
@@ -11,19 +13,29 @@ use super::values::check_name;
 /// RoCE devices in the order of their names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoceDevices {
-    /// Interfaces by name, which may be a pattern.
+    /// GIDs by name, which may be a pattern.
     map: BTreeMap<String, Netdev>,
     /// Offset of the value in the file.
     at: usize,
 }
 
-/// Interfaces whose addresses are the GIDs of a device.
+/// Interfaces whose addresses are the GIDs of a device, or these addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Netdev {
     /// `"*"`: all interfaces. With a pattern for the name, each has a device of its own.
     All,
     /// One interface.
     Named(String),
+    /// Addresses, at least one, in the order of their GIDs.
+    Addresses(Vec<IpAddr>),
+}
+
+/// A value of the map.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "needs an interface, \"*\", an address or a list of addresses")]
+pub(super) enum Written {
+    One(String),
+    List(Vec<String>),
 }
 
 impl RoceDevices {
@@ -33,23 +45,38 @@ impl RoceDevices {
     }
 
     /// Checks the map of the file.
-    pub(super) fn new(written: Spanned<BTreeMap<String, String>>) -> Result<Self, String> {
+    pub(super) fn new(written: Spanned<BTreeMap<String, Written>>) -> Result<Self, String> {
         let at = written.span().start;
         let written = written.into_inner();
         if written.len() > MAX_ROCE_DEVICES {
             return Err(format!("at most {MAX_ROCE_DEVICES} devices are possible"));
         }
         let mut map = BTreeMap::new();
-        for (name, interface) in written {
+        for (name, written) in written {
             // Placeholders stand for valid parts of names.
             check_device(&device_name(&name, "x", 0)).map_err(|why| format!("{name:?} {why}"))?;
-            let netdev = match interface.as_str() {
-                "*" => Netdev::All,
-                named => {
-                    check_interface(named).map_err(|why| format!("{name}: {named:?} {why}"))?;
-                    Netdev::Named(interface)
+            let netdev = match written {
+                Written::One(text) => {
+                    Netdev::parse(&text).map_err(|why| format!("{name}: {text:?} {why}"))?
+                }
+                Written::List(list) => {
+                    let list = list.iter().map(String::as_str);
+                    let all: Result<Vec<_>, _> = list
+                        .map(|text| address(text).map_err(|e| format!("{text:?} {e}")))
+                        .collect();
+                    let all = all.and_then(|all| Netdev::at(all).map_err(str::to_owned));
+                    all.map_err(|why| format!("{name}: {why}"))?
                 }
             };
+            if matches!(netdev, Netdev::Addresses(_)) && name.contains("{netdev}") {
+                return Err(format!("{name:?}: {{netdev}} needs an interface, not addresses"));
+            }
+            for address in netdev.addresses() {
+                let has = |(_, other): &(&String, &Netdev)| other.addresses().contains(address);
+                if let Some((other, _)) = map.iter().find(has) {
+                    return Err(format!("{other} and {name} have the address {address}"));
+                }
+            }
             map.insert(name, netdev);
         }
         Ok(RoceDevices { map, at })
@@ -72,6 +99,58 @@ impl RoceDevices {
     }
 }
 
+impl Netdev {
+    /// Reads an interface, `"*"`, or addresses that are separated by commas.
+    ///
+    /// # Errors
+    ///
+    /// What the text is not.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text == "*" {
+            return Ok(Netdev::All);
+        }
+        if text.split(',').any(|part| part.parse::<IpAddr>().is_ok()) {
+            let all = text.split(',').map(address).collect::<Result<_, _>>()?;
+            return Netdev::at(all).map_err(str::to_owned);
+        }
+        check_interface(text)?;
+        Ok(Netdev::Named(text.to_owned()))
+    }
+
+    /// Checks a list of addresses.
+    fn at(addresses: Vec<IpAddr>) -> Result<Self, &'static str> {
+        let mut once = addresses.clone();
+        once.sort_unstable();
+        once.dedup();
+        if addresses.is_empty() {
+            Err("the list has no addresses")
+        } else if once.len() < addresses.len() {
+            Err("the list has an address twice")
+        } else {
+            Ok(Netdev::Addresses(addresses))
+        }
+    }
+
+    /// Returns the addresses, or none for interfaces.
+    pub fn addresses(&self) -> &[IpAddr] {
+        if let Netdev::Addresses(all) = self { all } else { &[] }
+    }
+}
+
+/// Reads an address of a host.
+fn address(text: &str) -> Result<IpAddr, String> {
+    let address: IpAddr = text.parse().map_err(|_| "is not an address".to_owned())?;
+    let address = address.to_canonical();
+    let is_link_local = match address {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    if is_link_local || address.is_unspecified() || address.is_multicast() {
+        return Err("does not identify a host".to_owned());
+    }
+    Ok(address)
+}
+
 impl fmt::Display for RoceDevices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<String> =
@@ -83,10 +162,14 @@ impl fmt::Display for RoceDevices {
 
 impl fmt::Display for Netdev {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Netdev::All => "*",
-            Netdev::Named(interface) => interface,
-        })
+        match self {
+            Netdev::All => f.write_str("*"),
+            Netdev::Named(interface) => f.write_str(interface),
+            Netdev::Addresses(all) => {
+                let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+                f.write_str(&all.join(" "))
+            }
+        }
     }
 }
 
@@ -106,12 +189,12 @@ pub fn check_device(name: &str) -> Result<(), String> {
 }
 
 /// Checks the name of an interface by the kernel's rules.
-pub fn check_interface(name: &str) -> Result<(), String> {
+fn check_interface(name: &str) -> Result<(), String> {
     let plain = |c: char| !c.is_whitespace() && !c.is_control() && !"/:".contains(c);
     if (1..16).contains(&name.len()) && name.chars().all(plain) && ![".", ".."].contains(&name) {
         Ok(())
     } else {
-        Err("is not the name of an interface, or \"*\" for all".to_owned())
+        Err("is not the name of an interface, an address, or \"*\" for all interfaces".to_owned())
     }
 }
 
@@ -138,6 +221,10 @@ mod tests {
             Ok(all.to_owned())
         );
         assert_eq!(shown("{}"), Ok("-".to_owned()));
+        assert_eq!(
+            shown("{ b = [\"127.0.0.2\", \"fd00::1\"], a = \"::ffff:127.0.0.1\" }"),
+            Ok("a = 127.0.0.1, b = 127.0.0.2 fd00::1".to_owned())
+        );
         assert_eq!(Config::default().wired.roce_devices().to_string(), "rnicd1 = *");
         let rxe = Config::parse(std::path::Path::new("t"), "[wired]\nprofile = \"rxe\"\n");
         assert_eq!(
@@ -160,7 +247,15 @@ mod tests {
             ("{ a = \"\" }", "a: \"\" is not the name of an interface"),
             ("{ a = \"../x\" }", "a: \"../x\" is not the name of an interface"),
             ("{ a = \"interface_16_cha\" }", "is not the name of an interface"),
-            ("{ a = 1 }", "invalid type"),
+            ("{ a = 1 }", "needs an interface, \"*\", an address or a list of addresses"),
+            ("{ a = [] }", "a: the list has no addresses"),
+            ("{ a = [\"::1\", \"*\"] }", "a: \"*\" is not an address"),
+            ("{ a = [\"::1\", \"lo\"] }", "a: \"lo\" is not an address"),
+            ("{ a = [\"::1\", \"0::1\"] }", "a: the list has an address twice"),
+            ("{ a = \"::1\", b = [\"::2\", \"::1\"] }", "a and b have the address ::1"),
+            ("{ a = \"fe80::1\" }", "a: \"fe80::1\" does not identify a host"),
+            ("{ a = [\"0.0.0.0\"] }", "a: \"0.0.0.0\" does not identify a host"),
+            ("{ \"{netdev}\" = \"::1\" }", "{netdev} needs an interface, not addresses"),
             ("{ a = \"x\", a = \"y\" }", "duplicate key"),
             ("{ rnicd0 = \"*\" }", "rnicd0 is a RoCE device (wired.devices) and the iWARP device"),
             (&many, "at most 16 devices"),

@@ -8,6 +8,7 @@ use rnic_abi::abi::control::Event;
 use rnic_abi::types::Gid;
 use rnic_core::engine::EngineCommand;
 
+use super::devices::RoceDevices;
 use super::qp::QpPhase;
 use super::{Manager, gids};
 use crate::clock;
@@ -21,14 +22,21 @@ impl Manager {
             Err(error) => return self.gids_unknown(&error),
         };
         self.gids_problem.clear();
+        self.devices.interfaces = found;
+        self.update_gids();
+    }
+
+    /// Updates the GID table for the addresses that were read last, and those that devices name.
+    pub(super) fn update_gids(&mut self) {
         let mut gids = self.gids.clone();
-        let now = gids::table(&self.config, &found);
+        let RoceDevices { interfaces, named, .. } = &self.devices;
+        let now = gids::table(&self.config, named, interfaces);
         gids::update(&mut gids, now.clone());
+        let internal = gids::internal(&gids, interfaces);
         self.devices.addresses = now;
         if self.remove_devices_of_lost_interfaces() {
             self.announce_devices();
         }
-        let internal = gids::internal(&gids, &found);
         if (&gids, &internal) == (&self.gids, &self.internal_gids) {
             return;
         }

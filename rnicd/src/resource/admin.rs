@@ -8,7 +8,7 @@ use rnic_core::engine::EngineCommand;
 use super::qp::{QpPhase, wrong_state};
 use super::{Answer, DeviceError, Manager, Outcome, find, refuse};
 use crate::cm::ConnectFailure;
-use crate::config::{Netdev, check_interface};
+use crate::config::Netdev;
 
 impl Manager {
     /// Starts or ends draining. A draining daemon refuses new objects. Existing objects are not
@@ -53,14 +53,11 @@ impl Manager {
         self.check_admin(id, "add a device")?;
         let netdev = match interface.as_str() {
             "" => Netdev::All,
-            name => {
-                check_interface(name).map_err(|why| refuse::invalid("interface", why))?;
-                Netdev::Named(interface)
-            }
+            text => Netdev::parse(text).map_err(|why| refuse::invalid("interface", why))?,
         };
         let text = match &netdev {
             Netdev::All => format!("device {name} was added, with all interfaces"),
-            Netdev::Named(interface) => format!("device {name} was added, on {interface}"),
+            netdev => format!("device {name} was added, on {netdev}"),
         };
         self.create_device(name, netdev).map_err(|error| match error {
             // The text omits the name, because the name may be long.

@@ -14,11 +14,12 @@ use crate::config::{Config, GidLayout, Loopback};
 
 /// Returns the GID table for these interfaces, or for the configured addresses. Addresses that
 /// other hosts can reach come first, IPv4 before IPv6, and loopback addresses last. A profile may
-/// have the kernel's order, with link-local GIDs.
-pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
+/// have the kernel's order, with link-local GIDs. `of_devices` are addresses that devices name.
+pub fn table(config: &Config, of_devices: &[IpAddr], found: &[Interface]) -> Vec<GidRow> {
     let named = &config.device.addresses;
     let addresses: Vec<IpAddr> = if named.is_empty() {
-        found.iter().map(Interface::ip).filter(|ip| can_be_gid(*ip)).collect()
+        let aliases = of_devices.iter().copied().filter(|ip| is_alias(*ip, found));
+        found.iter().map(Interface::ip).filter(|ip| can_be_gid(*ip)).chain(aliases).collect()
     } else {
         named.clone()
     };
@@ -52,6 +53,11 @@ pub fn table(config: &Config, found: &[Interface]) -> Vec<GidRow> {
         }
     }
     rows.into_values().take(MOST).collect()
+}
+
+/// Returns true for an address of 127.0.0.0/8, all of which belongs to the loopback interface.
+pub fn is_alias(address: IpAddr, found: &[Interface]) -> bool {
+    address.is_ipv4() && address.is_loopback() && found.iter().any(Interface::is_loopback)
 }
 
 fn row(address: IpAddr, interface: Option<&Interface>) -> GidRow {
@@ -202,13 +208,28 @@ mod tests {
     #[test]
     fn configured_addresses_are_the_table() {
         let mut config = Config::default();
-        assert_eq!(table(&config, &[]), []);
+        assert_eq!(table(&config, &[], &[]), []);
         let addresses: [IpAddr; 3] =
             [[127, 0, 0, 1].into(), [0, 0, 0, 0, 0, 0, 0, 1].into(), [192, 0, 2, 1].into()];
         config.device.addresses = addresses.to_vec();
-        let gids: Vec<Gid> = table(&config, &[]).iter().map(|row| row.gid).collect();
+        let gids: Vec<Gid> = table(&config, &[], &[]).iter().map(|row| row.gid).collect();
         let [loopback, loopback_v6, other] = addresses.map(Gid::from);
         assert_eq!(gids, [other, loopback, loopback_v6]);
+    }
+
+    #[test]
+    fn loopback_has_all_of_its_prefix() {
+        let named: [IpAddr; 2] = [[127, 0, 0, 9].into(), [192, 0, 2, 9].into()];
+        let shown = |config: &Config, found: &[Interface]| -> Vec<String> {
+            let rows = table(config, &named, found);
+            rows.iter().map(|row| format!("{} {}", row.gid.address(), row.interface)).collect()
+        };
+        let mut config = Config::default();
+        let found = [interface("no-such-lo", 1, "127.0.0.1")];
+        assert_eq!(shown(&config, &found), ["127.0.0.1 no-such-lo", "127.0.0.9 no-such-lo"]);
+        assert_eq!(shown(&config, &[interface("no-such-a", 2, "192.0.2.1")]).len(), 1);
+        config.device.addresses = vec!["127.0.0.1".parse().unwrap()];
+        assert_eq!(shown(&config, &found), ["127.0.0.1 no-such-lo"]);
     }
 
     fn interface(name: &str, index: u32, ip: &str) -> Interface {
@@ -241,7 +262,7 @@ mod tests {
             interface("no-such-b", 2, "fe80::7"),
             interface("no-such-b", 2, "192.0.2.2"),
         ];
-        let rows = table(&config, &found);
+        let rows = table(&config, &[], &found);
         let shown: Vec<String> = rows.iter().map(|row| row.gid.address().to_string()).collect();
         let expected = [
             "fe80::7",
@@ -258,7 +279,8 @@ mod tests {
         assert_eq!(internal(&rows, &found), [rows[2].gid, rows[5].gid]);
         assert_eq!(rows[2].interface, "no-such-a");
         config.device.addresses = vec!["192.0.2.1".parse().unwrap()];
-        let shown: Vec<_> = table(&config, &found).iter().map(|row| row.gid.address()).collect();
+        let shown: Vec<_> =
+            table(&config, &[], &found).iter().map(|row| row.gid.address()).collect();
         assert_eq!(shown, [rows[2].gid.address(), rows[3].gid.address()]);
     }
 

@@ -166,8 +166,12 @@ impl Manager {
         diagnoses.set_ended_capacity(config.limits.device.count(Kind::Diagnoses) as usize);
         let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
         let found = if_addrs::get_if_addrs();
-        let gids = gids::table(&config, found.as_deref().unwrap_or_default());
-        let internal_gids = gids::internal(&gids, found.as_deref().unwrap_or_default());
+        let interfaces = found.as_ref().cloned().unwrap_or_default();
+        let named = config.wired.roce_devices();
+        let named = named.iter().flat_map(|(_, netdev)| netdev.addresses()).copied().collect();
+        let devices = RoceDevices::new(&config, interfaces, named);
+        let gids = devices.addresses.clone();
+        let internal_gids = gids::internal(&gids, &devices.interfaces);
         let datagram_port =
             gids::datagram_port(&gids, &internal_gids, config.wired.port, config.engine.loopback);
         cm.set_datagram_port(
@@ -175,7 +179,6 @@ impl Manager {
             config.device.addresses.is_empty(),
             crate::clock::now(),
         );
-        let devices = RoceDevices::new(gids.clone());
         let mut manager = Manager {
             policy,
             named_pds: NamedPds::default(),

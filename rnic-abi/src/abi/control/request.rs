@@ -380,7 +380,8 @@ pub enum RequestBody {
     AddDevice {
         /// Name of the device, of at most 63 bytes.
         name: String,
-        /// Interface whose addresses are its GIDs; empty for all interfaces.
+        /// Interface whose addresses are its GIDs, or addresses separated by commas; empty for all
+        /// interfaces.
         interface: String,
     },
     /// Removes a RoCE device from the list. Programs that use it are not affected. For

@@ -1,6 +1,7 @@
 //! `rnicctl`: shows the state of the daemon and runs administrator commands.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -115,8 +116,11 @@ enum Device {
         /// Name of the device.
         name: String,
         /// Interface whose addresses are the GIDs of the device [default: all interfaces].
-        #[arg(long, value_name = "IF")]
+        #[arg(long, value_name = "IF", conflicts_with = "addresses")]
         netdev: Option<String>,
+        /// Address that is a GID of the device. May be given several times.
+        #[arg(long = "address", value_name = "IP")]
+        addresses: Vec<IpAddr>,
     },
     /// Remove a RoCE device from the list. Programs that have opened it are not affected.
     Remove {
@@ -176,8 +180,10 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
             let devices = context.device()?.devices;
             print(json, &devices, &of_devices(&devices))
         }
-        Command::Device(Device::Add { ref name, ref netdev }) => {
-            context.add_device(name, netdev.as_deref())?;
+        Command::Device(Device::Add { ref name, ref netdev, ref addresses }) => {
+            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            let addresses = Some(addresses.join(",")).filter(|list| !list.is_empty());
+            context.add_device(name, netdev.as_ref().or(addresses.as_ref()).map(String::as_str))?;
             done(json)
         }
         Command::Device(Device::Remove { ref name }) => {

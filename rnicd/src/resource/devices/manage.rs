@@ -1,9 +1,11 @@
 //! Creates and removes devices, and updates their GID tables when the host's addresses change.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use rnic_abi::abi::control::{DeviceKind, DeviceRow, Event, GidRow, NO_GID};
 use rnic_abi::roce::p_key::DEFAULT_P_KEY;
+use rnic_abi::types::Gid;
 
 use super::{ByPattern, DeviceError, RoceDevice};
 use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};
@@ -104,11 +106,34 @@ impl Manager {
                 known: self.interfaces().join(", "),
             });
         }
+        for &address in netdev.addresses() {
+            let has = |device: &&RoceDevice| device.netdev.addresses().contains(&address);
+            if let Some(other) = devices.iter().find(has) {
+                let other = other.name.clone();
+                return Err(DeviceError::AddressTaken { name, other, address });
+            }
+            if !self.has_address(address) {
+                return Err(DeviceError::NoAddress { name, address });
+            }
+        }
         let uverbs = (1..).find(|n| devices.iter().all(|device| device.uverbs != *n)).unwrap_or(1);
         let guid = Guid::derived(&name, &self.guid.number().to_be_bytes());
-        let mut device = RoceDevice { name, netdev, guid, uverbs, gids: Vec::new() };
+        let interface =
+            if let Netdev::Named(name) = &netdev { name.clone() } else { String::new() };
+        let named = &mut self.devices.named;
+        let before = named.len();
+        for address in netdev.addresses() {
+            if !named.contains(address) {
+                named.push(*address);
+            }
+        }
+        let has_more = named.len() > before;
+        let mut device = RoceDevice { name, netdev, interface, guid, uverbs, gids: Vec::new() };
         device.follow(&self.gids, &self.devices.addresses);
         self.devices.list.push(device);
+        if has_more {
+            self.update_gids();
+        }
         Ok(())
     }
 
@@ -122,7 +147,7 @@ impl Manager {
         let devices = &mut self.devices.list;
         let before = devices.len();
         devices.retain(|device| {
-            let is = |of: &ByPattern| of.name == device.name && of.interface == device.interface();
+            let is = |of: &ByPattern| of.name == device.name && of.interface == device.interface;
             !lost.iter().any(is)
         });
         before != devices.len()
@@ -182,7 +207,7 @@ impl Manager {
             guid: device.guid.number(),
             vendor_id: config.vendor_id(DeviceKind::Roce),
             vendor_part_id: config.vendor_part_id(DeviceKind::Roce),
-            interface: device.interface().to_owned(),
+            interface: device.interface.clone(),
             uverbs: device.uverbs,
             gids: device.gids.iter().map(of_daemon).collect(),
             port_down: false,
@@ -235,6 +260,15 @@ impl Manager {
         self.devices.addresses.iter().any(|row| row.interface == name)
             || Path::new("/sys/class/net").join(name).is_dir()
             // Without the list of addresses, the daemon cannot check the name.
+            || !self.gids_problem.is_empty()
+    }
+
+    /// Returns true if an address can be a GID of this daemon.
+    fn has_address(&self, address: IpAddr) -> bool {
+        let table = &self.devices.addresses;
+        table.iter().any(|row| row.gid == Gid::from(address))
+            || self.config.device.addresses.is_empty()
+                && gids::is_alias(address, &self.devices.interfaces)
             || !self.gids_problem.is_empty()
     }
 }

@@ -1,20 +1,26 @@
 //! The RoCE devices. A device has a name, a GUID and its own GID table: a selection of the daemon's
-//! table, with the addresses of one interface or of all interfaces. The indices of both tables are
-//! stable.
+//! table, with the addresses of one interface or of all interfaces, or a list of addresses. The
+//! indices of both tables are stable.
 
 mod manage;
 
+use std::net::IpAddr;
+
+use if_addrs::Interface;
 use rnic_abi::abi::control::GidRow;
+use rnic_abi::types::Gid;
 
 use super::gids;
-use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev};
+use crate::config::{Config, Guid, MAX_ROCE_DEVICES, Netdev};
 
 /// A RoCE device.
 #[derive(Debug)]
 pub(super) struct RoceDevice {
     name: String,
-    /// Interface whose addresses are the GIDs.
     netdev: Netdev,
+    /// The interface, that of the first address found, or an empty name for all. It identifies the
+    /// device, so it never changes.
+    interface: String,
     guid: Guid,
     /// Number of the `uverbs` file. The iWARP device has 0.
     uverbs: u32,
@@ -49,6 +55,27 @@ pub enum DeviceError {
         /// Interfaces with addresses.
         known: String,
     },
+    /// The daemon does not use the address.
+    #[error(
+        "device {name}: {address} is no address of this host, or programs may not use it \
+         (device.addresses)"
+    )]
+    NoAddress {
+        /// Name of the device.
+        name: String,
+        /// The address.
+        address: IpAddr,
+    },
+    /// Another device has the address.
+    #[error("device {name}: {other} has the address {address}")]
+    AddressTaken {
+        /// Name of the device.
+        name: String,
+        /// Name of the other device.
+        other: String,
+        /// The address.
+        address: IpAddr,
+    },
     /// There are too many devices.
     #[error("device {0}: there are already {MAX_ROCE_DEVICES} RoCE devices, the maximum")]
     TooMany(String),
@@ -68,19 +95,26 @@ impl RoceDevice {
     fn follow(&mut self, table: &[GidRow], now: &[GidRow]) {
         let has = |gid| table.iter().any(|row| row.gid == gid);
         let now = now.iter().filter(|row| has(row.gid));
-        let now = now.filter(|row| match &self.netdev {
-            Netdev::All => true,
-            Netdev::Named(interface) => row.interface == *interface,
-        });
-        gids::update(&mut self.gids, now.cloned().collect());
-    }
-
-    /// Returns the interface of the device, or an empty name for all.
-    pub(in crate::resource) fn interface(&self) -> &str {
-        match &self.netdev {
-            Netdev::All => "",
-            Netdev::Named(interface) => interface,
+        let now: Vec<GidRow> = match &self.netdev {
+            Netdev::All => now.cloned().collect(),
+            Netdev::Named(interface) => {
+                now.filter(|row| row.interface == *interface).cloned().collect()
+            }
+            Netdev::Addresses(addresses) => {
+                let now: Vec<&GidRow> = now.collect();
+                let row = |ip: &IpAddr| now.iter().find(|row| row.gid == Gid::from(*ip));
+                let own: Vec<&GidRow> = addresses.iter().filter_map(row).copied().collect();
+                let has = |name: &str| own.iter().any(|row| row.interface == name);
+                // The kernel's layout begins with the link-local GID of the interface.
+                let first = now.iter().filter(|r| gids::is_link_local(r.gid) && has(&r.interface));
+                first.chain(&own).map(|row| (*row).clone()).collect()
+            }
+        };
+        if let (Netdev::Addresses(_), "", Some(row)) = (&self.netdev, &*self.interface, now.last())
+        {
+            self.interface.clone_from(&row.interface);
         }
+        gids::update(&mut self.gids, now);
     }
 }
 
@@ -93,6 +127,10 @@ pub(super) struct RoceDevices {
     by_pattern: Vec<ByPattern>,
     /// The addresses of the host, as rows of a GID table, in the order in which they get indices.
     pub(super) addresses: Vec<GidRow>,
+    /// The addresses of the host at the last read.
+    pub(super) interfaces: Vec<Interface>,
+    /// Configured addresses of devices, including removed devices, which programs may still use.
+    pub(super) named: Vec<IpAddr>,
     /// The device tree must be updated.
     changed: bool,
     /// Last logged reason why the device of an interface could not be created.
@@ -100,8 +138,14 @@ pub(super) struct RoceDevices {
 }
 
 impl RoceDevices {
-    /// Creates an empty list for a host with these addresses.
-    pub(in crate::resource) fn new(addresses: Vec<GidRow>) -> Self {
-        RoceDevices { addresses, ..RoceDevices::default() }
+    /// Creates an empty list for a host with these addresses. `named` are the configured addresses
+    /// of devices.
+    pub(in crate::resource) fn new(
+        config: &Config,
+        interfaces: Vec<Interface>,
+        named: Vec<IpAddr>,
+    ) -> Self {
+        let addresses = gids::table(config, &named, &interfaces);
+        RoceDevices { addresses, interfaces, named, ..RoceDevices::default() }
     }
 }
