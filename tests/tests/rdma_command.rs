@@ -13,15 +13,21 @@ use tempfile::TempDir;
 /// A folder with links to `rnicctl`, as created by `rnicctl system install`.
 struct Commands {
     folder: TempDir,
+    /// `RNIC_DEVICES` of the commands.
+    devices: &'static str,
 }
 
 impl Commands {
     fn new() -> Self {
+        Self::with_devices("")
+    }
+
+    fn with_devices(devices: &'static str) -> Self {
         let folder = TempDir::with_prefix("rnic-commands-").unwrap();
         for name in ["modprobe", "rmmod", "rdma"] {
             symlink(built::program("rnicctl"), folder.path().join(name)).unwrap();
         }
-        Commands { folder }
+        Commands { folder, devices }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -31,7 +37,7 @@ impl Commands {
     fn rdma(&self, daemon: &Daemon, line: &str) -> Output {
         let mut command = Command::new(self.at("rdma"));
         command.args(line.split_whitespace()).env("RNIC_SOCKET", daemon.socket());
-        command.output().unwrap()
+        command.env("RNIC_DEVICES", self.devices).output().unwrap()
     }
 
     /// Returns the output of a command that succeeds.
@@ -60,21 +66,19 @@ fn rdma_shows_devices_as_iproute2_does() {
     let commands = Commands::new();
     let daemon = Daemon::start("");
     let text = |line: &str| commands.text(&daemon, line);
-    let links = text("link");
-    assert_eq!(links.lines().count(), 2, "{links}");
     let link = text("link show rnicd1/1");
     let start = "link rnicd1/1 state ACTIVE physical_state LINK_UP netdev ";
-    assert!(link.starts_with(start) && links.contains(&link), "{link}");
+    assert!(link.starts_with(start) && link.lines().count() == 1, "{link}");
     let json = commands.json(&daemon, "-j link show rnicd1");
     let netdev = json[0]["netdev"].as_str().unwrap();
     assert_eq!(link, format!("{start}{netdev} \n"));
     assert_eq!(json[0]["ifname"], "rnicd1");
     assert_eq!(json[0]["port"], 1);
     assert!(json[0]["netdev_index"].as_u64().is_some_and(|index| index > 0), "{json}");
-    assert_eq!(commands.json(&daemon, "-p -j link").as_array().unwrap().len(), 2);
+    assert_eq!(commands.json(&daemon, "-p -j link").as_array().unwrap().len(), 1);
     let dev = text("dev show rnicd1");
     assert!(dev.starts_with("1: rnicd1: node_type ca protocol roce fw "), "{dev}");
-    assert!(dev.contains(" node_guid ") && text("dev").contains("rnicd0: node_type rnic"));
+    assert!(dev.contains(" node_guid "), "{dev}");
     let statistic = text("statistic show link rnicd1/1");
     assert!(statistic.starts_with("link rnicd1/1 rx_read_requests 0 "), "{statistic}");
     let json = commands.json(&daemon, "-j statistic");
@@ -83,6 +87,7 @@ fn rdma_shows_devices_as_iproute2_does() {
         ("link show rxe7", "there is no device \"rxe7\""),
         ("link show rnicd1/2", "there is no device"),
         ("lnk", "unknown word \"lnk\""),
+        ("link show rnicd0", "RNIC_DEVICES=rnicd0 shows it"),
         ("link show rnicd1 rnicd0", "unknown parameter \"rnicd0\""),
         ("-x link", "unknown option"),
         ("link add rxe0 type rxe", "`netdev` is missing"),
@@ -94,9 +99,29 @@ fn rdma_shows_devices_as_iproute2_does() {
     assert!(text("help").starts_with("Usage: rdma ") && text("-V").starts_with("rdma utility, "));
 }
 
+/// Jobs take the first name of this list.
+#[test]
+fn rdma_shows_the_devices_of_programs() {
+    let daemon = Daemon::start("");
+    for (devices, shown) in
+        [("", "rnicd1"), ("rnicd0", "rnicd0"), ("rnicd1,rnicd0", "rnicd0 rnicd1")]
+    {
+        let commands = Commands::with_devices(devices);
+        for line in ["-j link", "-j dev", "-j resource", "-j statistic"] {
+            let json = commands.json(&daemon, line);
+            let rows = json.as_array().unwrap().iter();
+            let mut names: Vec<_> = rows.map(|row| row["ifname"].as_str().unwrap()).collect();
+            names.sort_unstable();
+            assert_eq!(names.join(" "), shown, "{devices}: {line}");
+        }
+    }
+    let iwarp = Commands::with_devices("rnicd0").text(&daemon, "dev");
+    assert!(iwarp.contains(" rnicd0: node_type rnic protocol iw "), "{iwarp}");
+}
+
 #[test]
 fn rdma_shows_objects_with_their_processes() {
-    let commands = Commands::new();
+    let commands = Commands::with_devices("rnicd1,rnicd0");
     let daemon = Daemon::start("");
     let empty = commands.text(&daemon, "resource show rnicd1");
     assert_eq!(empty, "1: rnicd1: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0 \n");
@@ -108,9 +133,12 @@ fn rdma_shows_objects_with_their_processes() {
     let _listener = client.listener();
     let text = |line: &str| commands.text(&daemon, line);
     let json = commands.json(&daemon, "-j resource");
-    let counts =
-        |at: usize| ["qp", "mr", "ctx", "cm_id"].map(|kind| json[at][kind].as_u64().unwrap());
-    assert_eq!((counts(0), counts(1)), ([1, 0, 0, 0], [2, 1, 1, 1]), "{json}");
+    let counts = |device: &str| {
+        let row = json.as_array().unwrap().iter().find(|row| row["ifname"] == device).unwrap();
+        ["qp", "mr", "ctx", "cm_id"].map(|kind| row[kind].as_u64().unwrap())
+    };
+    assert_eq!(counts("rnicd0"), [1, 0, 0, 0], "{json}");
+    assert_eq!(counts("rnicd1"), [2, 1, 1, 1], "{json}");
     let qps = text("resource show qp");
     let number = iwarp.id().0;
     assert!(qps.starts_with(&format!("link rnicd0/1 lqpn {number} type RC state ")), "{qps}");
@@ -202,7 +230,7 @@ fn other_modules_are_left_to_the_system() {
 #[test]
 fn iproute2_shows_the_devices_by_netlink() {
     let daemon = Daemon::start("");
-    let own = Commands::new();
+    let own = Commands::with_devices("rnicd1,rnicd0");
     let iproute2 = |devices: &str, line: &str| {
         let mut command = Command::new(built::program("rnic-run"));
         command.args(["--no-start", "--lib-dir"]).arg(built::libraries());

@@ -18,8 +18,16 @@ pub struct Device {
     folder: PathBuf,
 }
 
-/// Returns the devices of a daemon, in the order of their numbers.
+/// Returns the devices that programs see in this environment, in the order of their numbers.
 pub fn of(context: &Context) -> Result<Vec<Device>, Failure> {
+    let wanted = std::env::var("RNIC_DEVICES").unwrap_or_default();
+    let mut devices = all(context)?;
+    devices.retain(|device| device.is_visible(&wanted));
+    Ok(devices)
+}
+
+/// Returns all devices of a daemon, in the order of their numbers.
+pub fn all(context: &Context) -> Result<Vec<Device>, Failure> {
     let tree = context.device()?.tree;
     if tree.is_empty() {
         return Err("the daemon has no device files (its device.tree is \"off\", or its log \
@@ -57,6 +65,13 @@ impl Device {
     pub fn is_named(&self, word: &str) -> bool {
         let port = word.strip_prefix(&self.name);
         matches!(port, Some("" | "/" | "/1"))
+    }
+
+    /// Returns true if programs see the device with this value of `RNIC_DEVICES`: the libraries
+    /// show the devices in the list, or the RoCE devices if the list is empty.
+    fn is_visible(&self, list: &str) -> bool {
+        let mut names = list.split(',').map(str::trim);
+        if list.trim().is_empty() { self.is_roce() } else { names.any(|name| name == self.name) }
     }
 
     /// Returns true for a RoCE device.
@@ -233,6 +248,27 @@ mod tests {
             [("rxe0", true), ("rxe0/", true), ("rxe0/1", true), ("rxe0/2", false), ("rxe01", false)]
         {
             assert_eq!(devices[1].is_named(word), named, "{word}");
+        }
+    }
+
+    #[test]
+    fn devices_are_those_of_programs() {
+        let tree = tempfile::tempdir().unwrap();
+        for (number, name, node_type) in
+            [(0, "siw0", "4: RNIC"), (1, "rxe0", "1: CA"), (2, "rxe1", "1: CA")]
+        {
+            device(tree.path(), number, name, node_type, &[]);
+        }
+        let devices = read(tree.path()).unwrap();
+        for (list, visible) in [
+            ("", vec!["rxe0", "rxe1"]),
+            (" ", vec!["rxe0", "rxe1"]),
+            ("siw0", vec!["siw0"]),
+            ("rxe1, siw0", vec!["siw0", "rxe1"]),
+            ("rxe", vec![]),
+        ] {
+            let found = devices.iter().filter(|device| device.is_visible(list));
+            assert!(found.map(|device| &device.name).eq(&visible), "{list:?}");
         }
     }
 

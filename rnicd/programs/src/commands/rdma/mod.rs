@@ -83,7 +83,7 @@ fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     crate::cli::print(&output::format(&objects, &style))
 }
 
-/// Returns the daemon's devices.
+/// Returns the daemon's devices that programs see.
 fn devices() -> Result<Vec<Device>, Failure> {
     devices::of(&Context::open()?)
 }
@@ -106,6 +106,18 @@ fn resource(words: &mut Words<'_>) -> Result<Vec<Object>, Failure> {
     let filters = words.pairs();
     let objects = resource::list(&context, kind, &shown)?;
     Ok(objects.into_iter().filter(|object| object.matches(&filters)).collect())
+}
+
+/// Returns the error for a device that does not exist, or that programs do not see.
+fn no_device(word: &str, hidden: Option<&Device>) -> Failure {
+    let error = match hidden {
+        Some(Device { name, .. }) => format!(
+            "there is no device {word:?} for programs of this environment; RNIC_DEVICES={name} \
+             shows it"
+        ),
+        None => format!("there is no device {word:?}; see rdma dev"),
+    };
+    error.into()
 }
 
 /// Adds a device.
@@ -221,10 +233,12 @@ impl<'a> Words<'a> {
             self.0 = rest;
             word.clone()
         });
-        if let Some(word) = &wanted
-            && !devices()?.iter().any(|device| device.is_named(word))
-        {
-            return Err(format!("there is no device {word:?}; see rdma dev").into());
+        if let Some(word) = &wanted {
+            let context = Context::open()?;
+            let is_wanted = |device: &Device| device.is_named(word);
+            if !devices::of(&context)?.iter().any(is_wanted) {
+                return Err(no_device(word, devices::all(&context)?.iter().find(|d| is_wanted(d))));
+            }
         }
         Ok(move |device: &&Device| wanted.as_ref().is_none_or(|word| device.is_named(word)))
     }
