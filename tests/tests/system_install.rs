@@ -439,6 +439,46 @@ fn whole_container_gets_the_device() {
     assert_eq!(section("loader"), "", "{found:#?}");
 }
 
+/// A job for the kernel's rxe.
+#[test]
+fn profile_rxe_makes_devices_of_rxe() {
+    let Some(place) = container() else { return };
+    let found = place.run(include_str!("system/rxe.sh"));
+    let section = |name: &str| found.get(name).unwrap_or_else(|| panic!("{name}: {found:#?}"));
+    assert!(section("first").contains("rxe0 "), "{found:#?}");
+    let line = "link rxe0/1 state ACTIVE physical_state LINK_UP netdev lo \n";
+    let job = section("job");
+    assert_eq!(job.matches(line).count(), 2, "{found:#?}");
+    assert!(job.contains("there is already a device rxe0") && !job.contains("rnicd"), "{found:#?}");
+    let limits = section("limits");
+    for words in ["max_cqe:\t\t\t32767", "GID[  0]:\t\tfe80:", "::ffff:127.0.0.1"] {
+        assert!(limits.contains(words), "{words}: {found:#?}");
+    }
+    assert_eq!(section("pingpong").matches("10 iters in ").count(), 2, "{found:#?}");
+}
+
+#[test]
+fn profile_is_checked_before_the_installation() {
+    let place = Place::new();
+    for (name, words) in [
+        ("rxf", "no profile \"rxf\"; known are rnicd, rxe, "),
+        ("./tiny.toml", "the path must be absolute"),
+    ] {
+        let output = place.system(&["install", "--profile", name]);
+        assert_eq!(output.status.code(), Some(2), "{name}: {}", output_text(&output));
+        assert!(output_text(&output).contains(words), "{name}: {}", output_text(&output));
+    }
+    for name in ["rxe", "/etc/rnicd/a \"b\".toml"] {
+        place.succeeds(&["install", "--profile", name]);
+        let text = fs::read_to_string(place.root("etc/rnicd/rnicd.toml")).unwrap();
+        let config: toml::Table = text.parse().unwrap();
+        assert_eq!(config["wired"]["profile"].as_str(), Some(name), "{text}");
+    }
+    place.succeeds(&["install"]);
+    let text = fs::read_to_string(place.root("etc/rnicd/rnicd.toml")).unwrap();
+    assert!(!text.contains("[wired]"), "{text}");
+}
+
 /// The GitHub action with the input `system`.
 #[test]
 fn action_gives_sudo_the_device() {

@@ -22,6 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use rnicd::config::Profile;
 
 use root::Root;
 
@@ -57,6 +58,11 @@ pub struct Install {
     /// Users that may use the daemon: `@GROUP`, or `everyone`.
     #[arg(long, value_name = "WHO", default_value = "@rnicd", value_parser = Allow::parse)]
     allow: Allow,
+    /// Profile of the devices, by its name or the absolute path of a file. With rxe, programs find
+    /// rxe0, and `rdma link add NAME type rxe netdev IF` makes devices like those of the kernel's
+    /// rxe.
+    #[arg(long, value_name = "NAME", value_parser = profile)]
+    profile: Option<String>,
     /// Put `modprobe`, `rmmod` and `rdma` of rnicd in PREFIX/sbin and PREFIX/bin, before the
     /// system's. Without this option they are only in PREFIX/lib/rnicd/bin.
     #[arg(long)]
@@ -130,6 +136,17 @@ impl Allow {
             Allow::Everyone => "0666",
         }
     }
+}
+
+/// Checks the name of a profile. The daemon checks a file when it starts: with `--root`, the file
+/// may be only there.
+fn profile(name: &str) -> Result<String, String> {
+    if !name.contains('/') {
+        Profile::text(name)?;
+    } else if !Path::new(name).is_absolute() {
+        return Err("the path must be absolute".to_owned());
+    }
+    Ok(name.to_owned())
 }
 
 /// Name of the daemon's user and group.

@@ -158,16 +158,21 @@ fn files(parts: &mut Parts, args: &Install, source: &Source) -> Result<(), Syste
     Ok(())
 }
 
-/// Returns the configuration, with the keys that `--allow` decides.
+/// Returns the configuration, with the keys that `--allow` and `--profile` decide.
 fn config(args: &Install) -> String {
+    let wired = args.profile.as_ref().map(|name| {
+        let name = toml::Value::from(name.as_str());
+        format!("\n[wired]\nprofile = {name}\n")
+    });
     format!(
         "# Written by `rnicctl system install`. `rnicd print-config` prints all keys.\n\
          [control]\n\
          user = \"{OWN_NAME}\"\n\
          group = \"{}\"\n\
-         mode = \"{}\"\n",
+         mode = \"{}\"\n{}",
         args.allow.group(),
-        args.allow.mode()
+        args.allow.mode(),
+        wired.unwrap_or_default()
     )
 }
 

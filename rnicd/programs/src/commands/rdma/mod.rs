@@ -10,7 +10,7 @@ mod resource;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use rnic_client::Context;
+use rnic_client::{Context, DeviceKind, DeviceRow};
 
 use crate::cli::complain;
 use devices::Device;
@@ -135,7 +135,20 @@ fn add(words: &mut Words<'_>) -> Result<ExitCode, Failure> {
         )
         .into());
     }
-    Context::open()?.add_device(name, Some(netdev))?;
+    let context = Context::open()?;
+    let devices = context.device()?.devices;
+    // The profile or the configuration has given the name to a device of all interfaces. A job for
+    // the kernel's rxe expects to create it.
+    let is_of_all = |device: &DeviceRow| device.name == name && device.interface.is_empty();
+    let replaces = devices.iter().any(|d| d.kind == DeviceKind::Roce && is_of_all(d));
+    if replaces {
+        context.remove_device(name)?;
+    }
+    let added = context.add_device(name, Some(netdev));
+    if added.is_err() && replaces {
+        context.add_device(name, None)?;
+    }
+    added?;
     Ok(ExitCode::SUCCESS)
 }
 
