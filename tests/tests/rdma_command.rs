@@ -214,7 +214,15 @@ fn other_modules_are_left_to_the_system() {
     for line in ["modprobe rdma_rxe", "modprobe -a ib_core ib_umad", "rmmod siw"] {
         assert_eq!(run(line), (Some(0), String::new()), "{line}");
     }
+    for (line, shown) in [
+        ("modprobe -n rdma-rxe", ""),
+        ("modprobe --show-depends rdma-rxe", "builtin rdma_rxe\n"),
+        ("modprobe -aD siw rdma_cm", "builtin siw\nbuiltin rdma_cm\n"),
+    ] {
+        assert_eq!(run(line), (Some(0), shown.to_owned()), "{line}");
+    }
     for (line, rest) in [
+        ("modprobe --show-depends nvme_rdma", "--show-depends nvme_rdma"),
         ("modprobe nvme_rdma x=1", "nvme_rdma x=1"),
         ("modprobe -a rdma_rxe nvme_rdma", "-a nvme_rdma"),
         ("rmmod -f nvme_rdma", "-f nvme_rdma"),

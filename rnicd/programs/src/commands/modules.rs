@@ -14,13 +14,11 @@ const REPLACED: [&str; 7] =
 /// Options of `modprobe` with a separate value.
 const WITH_VALUE: [&str; 6] = ["-C", "--config", "-d", "--dirname", "-S", "--set-version"];
 /// Options of `modprobe` that do not load a module.
-const OTHER_WORK: [&str; 12] = [
+const OTHER_WORK: [&str; 10] = [
     "-c",
     "--showconfig",
     "-R",
     "--resolve-alias",
-    "-D",
-    "--show-depends",
     "--show-exports",
     "--dump-modversions",
     "-V",
@@ -31,7 +29,16 @@ const OTHER_WORK: [&str; 12] = [
 
 /// Runs `modprobe`.
 pub fn modprobe(arguments: &[OsString]) -> ExitCode {
-    answer("modprobe", of_modprobe(arguments))
+    let rest = of_modprobe(arguments);
+    if rest.is_none() && has(&options(arguments), 'D', "--show-depends") {
+        let names = arguments.iter().filter_map(|argument| argument.to_str());
+        let lines = names.filter(|name| is_replaced(name)).map(|name| {
+            // As kmod shows a module that is part of the kernel.
+            format!("builtin {}\n", name.replace('-', "_"))
+        });
+        return crate::cli::print(&lines.collect::<String>()).unwrap_or(ExitCode::FAILURE);
+    }
+    answer("modprobe", rest)
 }
 
 /// Runs `rmmod`.
@@ -41,20 +48,31 @@ pub fn rmmod(arguments: &[OsString]) -> ExitCode {
 
 /// Returns the arguments for the system's `modprobe`, or `None` if nothing is left for it.
 fn of_modprobe(arguments: &[OsString]) -> Option<Vec<OsString>> {
-    let options = arguments.iter().filter_map(|argument| argument.to_str());
-    let options: Vec<&str> = options.take_while(|option| *option != "--").collect();
-    let has = |short: char, long: &str| {
-        options.iter().any(|option| {
-            let letters = option.strip_prefix('-').filter(|rest| !rest.starts_with('-'));
-            *option == long || letters.is_some_and(|letters| letters.contains(short))
-        })
-    };
+    let options = options(arguments);
     if options.iter().any(|option| OTHER_WORK.contains(option)) {
         return Some(arguments.to_vec());
     }
     // Without these, only the first name is a module, and its parameters follow.
-    let all = has('a', "--all") || has('r', "--remove");
+    let all = has(&options, 'a', "--all") || has(&options, 'r', "--remove");
     rest_of(arguments, &|index, _| all || index == 0)
+}
+
+/// Returns the arguments before `--`.
+fn options(arguments: &[OsString]) -> Vec<&str> {
+    let options = arguments.iter().filter_map(|argument| argument.to_str());
+    options.take_while(|option| *option != "--").collect()
+}
+
+/// Returns true if the options contain one, as a letter or as a word.
+fn has(options: &[&str], short: char, long: &str) -> bool {
+    options.iter().any(|option| {
+        let letters = option.strip_prefix('-').filter(|rest| !rest.starts_with('-'));
+        *option == long || letters.is_some_and(|letters| letters.contains(short))
+    })
+}
+
+fn is_replaced(module: &str) -> bool {
+    REPLACED.contains(&&*module.replace('-', "_"))
 }
 
 /// Removes the replaced modules from the arguments. `is_module` gets the position of a name and the
@@ -77,7 +95,7 @@ fn rest_of(
         } else {
             let counts = is_module(names, &text);
             names += 1;
-            if counts && REPLACED.contains(&&*text.replace('-', "_")) {
+            if counts && is_replaced(&text) {
                 replaced += 1;
                 continue;
             }
@@ -126,6 +144,9 @@ mod tests {
             "-C /x ib_umad",
             "-rv rdma_cm rdma_ucm",
             "-- siw",
+            "-n rdma_rxe",
+            "-D rdma_rxe",
+            "--show-depends -a siw rdma_cm",
         ] {
             assert_eq!(of_modprobe(&words(done)), None, "{done}");
         }
@@ -138,7 +159,7 @@ mod tests {
             ("-C siw loop", "-C siw loop"),
             ("--dirname=/x loop", "--dirname=/x loop"),
             ("--version", "--version"),
-            ("-D rdma_rxe", "-D rdma_rxe"),
+            ("-D loop", "-D loop"),
             ("mlx5_ib", "mlx5_ib"),
         ] {
             assert_eq!(of_modprobe(&words(given)), Some(words(rest)), "{given}");
