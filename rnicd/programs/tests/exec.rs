@@ -74,6 +74,27 @@ fn signal(name: &str, pid: &str) {
 }
 
 #[test]
+fn profile_decides_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let tiny = dir.path().join("tiny.toml");
+    std::fs::write(&tiny, "device = \"tiny0\"\n").unwrap();
+    let config = dir.path().join("rnicd.toml");
+    std::fs::write(&config, "[wired]\nprofile = \"mlx5\"\n").unwrap();
+    let config = ["--config", config.to_str().unwrap()];
+    for (profile, device) in [("rxe", "rxe0"), ("./tiny.toml", "tiny0")] {
+        let mut command = rnicd();
+        command.arg("exec").args(config).args(["--profile", profile, "--", RNICCTL]);
+        let output = command.args(["device", "list"]).current_dir(dir.path()).output().unwrap();
+        let list = text(&output.stdout);
+        assert!(list.contains(device), "{list}{}", text(&output.stderr));
+    }
+    let output = exec(&["--profile", "rxf"], &["true"]);
+    let words = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{words}");
+    assert!(words.starts_with("rnicd: --profile rxf: no profile \"rxf\"; known are "), "{words}");
+}
+
+#[test]
 fn exec_passes_exit_codes_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     for code in [0, 1, 42] {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::JoinHandle;
 
-use crate::config::{Config, ConfigError, Loopback, Seccomp};
+use crate::config::{Config, ConfigError, Loopback, Profile, Seccomp};
 use crate::control::{ControlSocket, Notifier, Server, StartError, Stopper};
 use crate::log::Log;
 use crate::privilege;
@@ -25,6 +25,9 @@ pub enum PrivateError {
     /// Its configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Its profile cannot be loaded.
+    #[error("{0}")]
+    Profile(String),
     /// Privileges could not be given up.
     #[error(transparent)]
     Privileges(#[from] privilege::RenounceError),
@@ -124,8 +127,10 @@ impl Drop for Folder {
 }
 
 /// Values that override the configuration.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Overrides {
+    /// `wired.profile`.
+    pub profile: Option<String>,
     /// `engine.loopback`.
     pub loopback: Option<Loopback>,
     /// `control.seccomp`.
@@ -160,8 +165,11 @@ fn start(folder: Folder, overrides: Overrides) -> Result<(PrivateDaemon, Log), P
     input.read_until(0, &mut text).map_err(system("cannot read the configuration"))?;
     drop(input);
     text.pop();
-    // The parent has already reported errors with the name of the file.
+    // The parent has already reported errors with the name of the file or the option.
     let mut config = Config::parse(Path::new("configuration"), &String::from_utf8_lossy(&text))?;
+    if let Some(name) = overrides.profile {
+        config.wired.profile = Profile::load(&name).map_err(PrivateError::Profile)?;
+    }
     config.engine.loopback = overrides.loopback.unwrap_or(config.engine.loopback);
     config.control.seccomp = overrides.seccomp.unwrap_or(config.control.seccomp);
     let (mut log, problem) = Log::start(&config.log);

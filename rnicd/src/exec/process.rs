@@ -82,6 +82,9 @@ impl DaemonProcess {
         // The running executable itself, even if its path now leads to another file.
         let mut command = Command::new("/proc/self/exe");
         command.arg("private-daemon").arg("--folder").arg(folder.path()).process_group(0);
+        if let Some(profile) = &overrides.profile {
+            command.args(["--profile", profile]);
+        }
         if let Some(loopback) = overrides.loopback {
             command.args(["--loopback", loopback.name()]);
         }

@@ -72,6 +72,9 @@ enum Command {
         /// Folder for its socket, removed at its end.
         #[arg(long)]
         folder: PathBuf,
+        /// Overrides wired.profile.
+        #[arg(long)]
+        profile: Option<String>,
         /// Overrides engine.loopback.
         #[arg(long)]
         loopback: Option<LoopbackArg>,
@@ -145,6 +148,10 @@ struct Run {
 struct Exec {
     #[command(flatten)]
     configured: Configured,
+    /// Profile of the devices, by its name or the path of a file; overrides wired.profile in the
+    /// configuration.
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<String>,
     /// Path between queue pairs of this daemon; overrides engine.loopback.
     #[arg(long, value_name = "WAY")]
     loopback: Option<LoopbackArg>,
@@ -223,10 +230,10 @@ pub fn main() -> ExitCode {
         Command::PrintConfig => print(ANNOTATED_DEFAULT),
         Command::Exec(args) => exec(&args),
         Command::Demo(args) => show(args),
-        Command::PrivateDaemon { folder, loopback, seccomp } => {
+        Command::PrivateDaemon { folder, profile, loopback, seccomp } => {
             let loopback = loopback.map(Loopback::from);
             let seccomp = seccomp.map(Seccomp::from);
-            Ok(exec::serve(folder, Overrides { loopback, seccomp }))
+            Ok(exec::serve(folder, Overrides { profile, loopback, seccomp }))
         }
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
     };
@@ -279,8 +286,7 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
         privilege::detach();
     }
     let mut config = Config::load_or_default(args.configured.file())?;
-    if let Some(name) = &args.profile {
-        let profile = load_profile(name).map_err(|why| format!("--profile {name}: {why}"))?;
+    if let Some(profile) = profile(args.profile.as_deref())? {
         config.wired.profile = profile;
     }
     let mut log = start_log(&config);
@@ -307,6 +313,13 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     }
     server.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Loads the profile of `--profile`.
+fn profile(name: Option<&str>) -> Result<Option<Profile>, Failure> {
+    let Some(name) = name else { return Ok(None) };
+    let profile = load_profile(name).map_err(|why| format!("--profile {name}: {why}"))?;
+    Ok(Some(profile))
 }
 
 /// Loads a profile. A path may be relative.
@@ -379,8 +392,12 @@ fn check_config(args: &Check) -> Result<ExitCode, Failure> {
 fn exec(args: &Exec) -> Result<ExitCode, Failure> {
     // Read once, before anything is started: the file may be a pipe.
     let text = Config::read_or_default(args.configured.file())?;
-    let overrides =
-        Overrides { loopback: args.loopback.map(Loopback::from), ..Overrides::default() };
+    let profile = profile(args.profile.as_deref())?;
+    let overrides = Overrides {
+        profile: profile.map(|profile| profile.name().to_owned()),
+        loopback: args.loopback.map(Loopback::from),
+        seccomp: None,
+    };
     let log = match &args.log {
         None => LogTo::TempFile,
         Some(path) if path.as_os_str() == "-" => LogTo::Stderr,

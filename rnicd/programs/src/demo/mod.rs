@@ -65,7 +65,7 @@ pub fn run(payload: &Payload) -> Result<ExitCode, DemoError> {
         // Some sandboxes have no seccomp, and the demo has no configuration to turn it off.
         let filters = check_available(Config::default().control.seccomp).is_ok();
         let seccomp = (!filters).then_some(Seccomp::Off);
-        let overrides = Overrides { loopback: Some(loopback), seccomp };
+        let overrides = Overrides { profile: None, loopback: Some(loopback), seccomp };
         let daemon = DaemonProcess::start("", overrides, LogTo::TempFile)?;
         if let Err(error) = steps(&daemon, payload, &mut report) {
             // If the daemon died, that is the cause.
