@@ -343,7 +343,7 @@ fn failures_have_the_exit_codes_of_env() {
             "no device \"rnicd9\"; this daemon has rnicd1, rnicd0",
         ),
         (&["--devices", "rnicd1, rnicd0", "true"], 0, ""),
-        (&["--as", "mlx5", "true"], 125, "the daemon in RNIC_SOCKET has the profile rnicd; set"),
+        (&["--as", "mlx5", "true"], 125, "the daemon in RNIC_SOCKET has the profile rnicd; give"),
         (&["--as", "rnicd", "true"], 0, ""),
         (&["--as", "siw", "--devices", "rnicd0", "true"], 2, "cannot be used with"),
         (&["sh", "-c", "exit 99"], 99, ""),
@@ -437,7 +437,8 @@ fn as_rxe_starts_a_daemon_with_its_profile() {
     let run = place.at("bin/rnic-run");
     let output = place.run(&["--idle", "20s", "sh", "-c", inner, run.to_str().unwrap(), shows]);
     assert_eq!(output.status.code(), Some(125), "{}", output_text(&output));
-    let why = "--as rxe: the daemon in RNIC_SOCKET has the profile rnicd; set wired.profile";
+    let why = "--as rxe: the daemon in RNIC_SOCKET has the profile rnicd; give that daemon the \
+               profile (rnicd exec --profile rxe, ";
     assert!(output_text(&output).contains(why), "{}", output_text(&output));
     place.await_stop();
 }

@@ -14,7 +14,9 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::bisect::{self, BisectError, Verdict};
 use crate::check::{self, Obstacle};
-use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon};
+use crate::daemon::{
+    self, DaemonError, Found, Probe, SOCKET_VARIABLE, StartOptions, StartedDaemon,
+};
 use crate::environment::{DEVICES_VARIABLE, Environment};
 use crate::libraries::{self, LibrariesError};
 use crate::mount::{self, MountError};
@@ -136,8 +138,6 @@ enum RunError {
     Bisect(#[from] BisectError),
     #[error("--devices: there is no device {name:?}; this daemon has {devices}")]
     NoDevice { name: String, devices: String },
-    #[error("--as {wanted}: the daemon {why} has the profile {has}; {action}")]
-    OtherProfile { wanted: String, why: &'static str, has: String, action: &'static str },
 }
 
 impl RunError {
@@ -340,44 +340,8 @@ struct Serving {
 /// Ensures that a daemon with the profile of `--as` serves this user. Returns `None` if it has
 /// exited again.
 fn ensure_daemon(cli: &Cli) -> Result<Option<Serving>, RunError> {
-    let found = daemon::probe();
-    let Some(other) = other_profile(cli, &found) else {
-        return start_or_use(cli, found, None);
-    };
-    // The libraries would find this daemon. `RNIC_SOCKET` must name a daemon with the profile.
-    let other = |why, action| {
-        let wanted = cli.profile.clone().unwrap_or_default();
-        RunError::OtherProfile { wanted, why, has: other.clone(), action }
-    };
-    if std::env::var_os(SOCKET_VARIABLE).is_some_and(|value| !value.is_empty()) {
-        let action = "set wired.profile in its configuration, or unset RNIC_SOCKET";
-        return Err(other("in RNIC_SOCKET", action));
-    }
-    let socket = daemon::socket_of_profile(cli.profile.as_deref().unwrap_or_default())?;
-    let found = daemon::probe_at(&socket);
-    if other_profile(cli, &found).is_some() {
-        return Err(other("at the socket of the profile", "stop it"));
-    }
-    start_or_use(cli, found, Some(socket))
-}
-
-/// Returns the name of the found daemon's profile if `--as` requests another profile.
-fn other_profile(cli: &Cli, found: &Probe) -> Option<String> {
-    match (&cli.profile, found) {
-        (Some(wanted), Probe::Serves { profile, .. }) if *wanted != profile.name => {
-            Some(profile.name.clone())
-        }
-        _ => None,
-    }
-}
-
-/// Uses the daemon that was found, at `socket` if there is one, or starts one.
-fn start_or_use(
-    cli: &Cli,
-    found: Probe,
-    socket: Option<PathBuf>,
-) -> Result<Option<Serving>, RunError> {
-    match found {
+    let Found { probe, socket } = daemon::find(cli.profile.as_deref())?;
+    match probe {
         found @ Probe::Serves { .. } => return Ok(serving(found, socket)),
         Probe::Refuses(why) => return Err(DaemonError::Refuses(why).into()),
         Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) if cli.no_start => {

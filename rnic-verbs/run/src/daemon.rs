@@ -54,6 +54,18 @@ pub enum DaemonError {
     /// No daemon is running, and `--no-start` forbids starting one.
     #[error("{0}; omit --no-start to let rnic-run start one")]
     Absent(String),
+    /// The daemon has another profile than `--as`.
+    #[error("--as {wanted}: the daemon {place} has the profile {has}; {action}")]
+    OtherProfile {
+        /// The requested profile.
+        wanted: String,
+        /// The place of the daemon.
+        place: &'static str,
+        /// Profile of the daemon.
+        has: String,
+        /// Advice.
+        action: String,
+    },
     /// The program `rnicd` was not found.
     #[error(
         "{why}, and there is no rnicd to start, neither in {} nor in PATH; install it or set its \
@@ -123,6 +135,56 @@ pub struct StartedDaemon {
     pub pid: u32,
     /// Path of its log.
     pub log: PathBuf,
+}
+
+/// A daemon for the program.
+#[derive(Debug)]
+pub struct Found {
+    /// Result of the search.
+    pub probe: Probe,
+    /// Its socket, if the libraries would find another daemon.
+    pub socket: Option<PathBuf>,
+}
+
+/// Searches for a daemon of this user with this profile. Without a profile, or with `RNIC_SOCKET`,
+/// that is the daemon that the libraries find. Otherwise a daemon with a profile has a socket of
+/// its own, so that it does not serve programs without `--as`.
+///
+/// # Errors
+///
+/// [`DaemonError::OtherProfile`], or the folder of the profile's socket cannot be used.
+pub fn find(profile: Option<&str>) -> Result<Found, DaemonError> {
+    let probe = probe();
+    let Some(wanted) = profile else { return Ok(Found { probe, socket: None }) };
+    let is_named = named_socket()?.is_some();
+    let has = match &probe {
+        Probe::Serves { profile, .. } => Some(profile.name.clone()),
+        _ => None,
+    };
+    let other = |place, has, action| {
+        let wanted = wanted.to_owned();
+        Err(DaemonError::OtherProfile { wanted, place, has, action })
+    };
+    match has {
+        Some(has) if has == wanted => return Ok(Found { probe, socket: None }),
+        Some(has) if is_named => {
+            let action = format!(
+                "give that daemon the profile (rnicd exec --profile {wanted}, rnicd run --profile \
+                 {wanted}, or wired.profile), or unset RNIC_SOCKET"
+            );
+            return other("in RNIC_SOCKET", has, action);
+        }
+        // A new daemon gets the default socket only with the default profile.
+        None if is_named || wanted == DEFAULT_PROFILE => return Ok(Found { probe, socket: None }),
+        _ => {}
+    }
+    let socket = socket_of_profile(wanted)?;
+    match probe_at(&socket) {
+        Probe::Serves { profile, .. } if profile.name != wanted => {
+            other("at the socket of the profile", profile.name.clone(), "stop it".to_owned())
+        }
+        probe => Ok(Found { probe, socket: Some(socket) }),
+    }
 }
 
 /// Searches for a daemon in the same way as the libraries.
@@ -278,8 +340,8 @@ fn named_socket() -> Result<Option<PathBuf>, DaemonError> {
     named.map(|path| absolute(path.into())).transpose()
 }
 
-/// Returns the socket of a further daemon of this user, which has this profile.
-pub fn socket_of_profile(profile: &str) -> Result<PathBuf, DaemonError> {
+/// Returns the socket of this user's daemon with this profile.
+fn socket_of_profile(profile: &str) -> Result<PathBuf, DaemonError> {
     // The hash (FNV-1a) distinguishes files of the same name.
     let hash = profile
         .bytes()
@@ -367,6 +429,8 @@ fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DaemonEr
     move |error| DaemonError::System { what, path, error }
 }
 
+/// Profile of a daemon without `--as`.
+const DEFAULT_PROFILE: &str = "rnicd";
 /// Socket of the system's daemon.
 const SERVICE_SOCKET: &str = "/run/rnicd/rnicd.sock";
 /// Exit status of a daemon that finds another daemon on its socket.
