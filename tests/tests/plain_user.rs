@@ -347,6 +347,11 @@ fn as_rxe_starts_a_daemon_of_its_own() {
     if Path::new("/run/rnicd/rnicd.sock").exists() {
         return omit("the system's daemon may serve this user");
     }
+    let check = || {
+        let check = ["--as", "rxe", "--check"];
+        said(&home.command(installed.at("bin/rnic-run")).args(check).output().unwrap())
+    };
+    assert!(check().contains("none with the profile rxe serves this user"), "{}", check());
     // No other daemon runs yet. The next program without `--as` gets one of its own.
     let shows = "ls /sys/class/infiniband; echo $RNIC_SOCKET";
     let mut command = home.command(installed.at("bin/rnic-run"));
@@ -356,6 +361,7 @@ fn as_rxe_starts_a_daemon_of_its_own() {
     let (devices, socket) = text.trim_end().split_once('\n').unwrap_or_default();
     assert_eq!(devices, "rxe0", "{}", output_text(&output));
     assert!(socket.contains("/rnicd-rxe-"), "{socket}");
+    assert!(check().contains("one with the profile rxe serves this user"), "{}", check());
     let output = home.rnic_run(&["ls", "/sys/class/infiniband"]).output().unwrap();
     assert_eq!(output.stdout, b"rnicd1\n", "{}", output_text(&output));
     let deadline = Instant::now() + DEADLINE;

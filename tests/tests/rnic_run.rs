@@ -501,6 +501,60 @@ fn check_accepts_working_programs() {
 }
 
 #[test]
+fn check_finds_the_devices_of_the_options() {
+    let place = Place::new();
+    let [own, rxe] = ["rnicd", "rxe"]
+        .map(|profile| Daemon::start(&format!("[wired]\nprofile = \"{profile}\"\n")));
+    let (own, rxe) = (Some(&own), Some(&rxe));
+    let starts = "\"nosuch\"; a daemon that rnic-run starts has rnicd1, rnicd0";
+    for (daemon, options, works, words) in [
+        (None, ["--devices", "rnicd0,nosuch"], false, starts),
+        (None, ["--devices", "rnicd0, rnicd1"], true, "rnicd will be started"),
+        (None, ["--as", "rxe"], true, "none with the profile rxe serves this user"),
+        (own, ["--devices", "nosuch"], false, "\"nosuch\"; this daemon has rnicd1, rnicd0"),
+        (own, ["--as", "rxe"], false, "RNIC_SOCKET has the profile rnicd; give that daemon"),
+        (rxe, ["--as", "rxe"], true, "one with the profile rxe serves this user"),
+        (rxe, ["--devices", "rxe0"], true, "one serves this user"),
+    ] {
+        let mut command = place.command(&[&options[..], &["--check"]].concat());
+        command.envs(daemon.map(|daemon| ("RNIC_SOCKET", daemon.socket())));
+        let output = command.output().unwrap();
+        let text = output_text(&output);
+        assert_eq!(output.status.success(), works, "{options:?}: {text}");
+        assert!(text.contains(words), "{options:?}: {text}");
+    }
+}
+
+#[test]
+fn check_names_system_mode_for_scripts() {
+    let place = Place::new();
+    let script = place.at("programs/script");
+    for (line, command) in [("sudo ./test", "sudo"), ("env -i ./test", "env -i")] {
+        std::fs::write(&script, format!("#!/bin/sh\n{line}\n")).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (works, text) = check(&place, &script);
+        let words = format!("unknown  script     it contains `{command}`, which removes ");
+        assert!(works && text.contains(&words), "{text}");
+        assert!(text.contains("`rnicctl system install`"), "{text}");
+    }
+}
+
+#[test]
+fn check_gives_the_reason_for_missing_gids() {
+    let place = Place::new();
+    let mut daemon = Command::new("unshare");
+    daemon.args(["--user", "--map-root-user", "--net", "--"]).arg(built::program("rnicd"));
+    daemon.args(["exec", "--"]).arg(place.at("bin/rnic-run")).arg("--check");
+    let output = daemon.env_remove("RNIC_SOCKET").output().unwrap();
+    let text = output_text(&output);
+    if text.starts_with("unshare: ") {
+        return omit(&format!("no user and network namespaces here: {text}"));
+    }
+    let words = "the RoCE device has no GIDs: no network interface that is up has an address";
+    assert!(text.contains(words), "{text}");
+}
+
+#[test]
 fn check_reports_why_a_program_cannot_work() {
     let place = Place::new();
     let says = |program: &Path, word: &str| {

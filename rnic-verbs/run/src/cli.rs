@@ -136,8 +136,6 @@ enum RunError {
     NotShown(#[from] MountError),
     #[error(transparent)]
     Bisect(#[from] BisectError),
-    #[error("--devices: there is no device {name:?}; this daemon has {devices}")]
-    NoDevice { name: String, devices: String },
 }
 
 impl RunError {
@@ -269,6 +267,8 @@ fn examine(cli: &Cli) -> ExitCode {
         folder: libraries::folder(cli.lib_dir.as_deref()),
         daemon: daemon::program(cli.daemon.as_deref()),
         may_start: !cli.no_start,
+        profile: cli.profile.as_deref(),
+        devices: cli.devices.as_deref(),
         program: cli.program.first().map(OsString::as_os_str),
     });
     // Ignores a closed pipe. The exit status gives the result.
@@ -304,12 +304,7 @@ fn show(cli: &Cli) -> Result<Shown, RunError> {
     let Some(Serving { tree, devices, kind, socket }) = ensure_daemon(cli)? else {
         return Ok(Shown::default());
     };
-    let wanted = cli.devices.as_ref().map(|names| names.to_string_lossy());
-    let mut names = wanted.iter().flat_map(|names| names.split(',')).map(str::trim);
-    if let Some(name) = names.find(|name| !devices.iter().any(|device| device.name == *name)) {
-        let known: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-        return Err(RunError::NoDevice { name: name.to_owned(), devices: known.join(", ") });
-    }
+    daemon::check_devices(cli.devices.as_deref(), Some(&devices))?;
     let devices = match (&cli.profile, kind) {
         // Overrides an inherited variable. Without a name, programs see the RoCE devices, including
         // devices that are added later.

@@ -5,6 +5,7 @@
 //! helpers start a daemon at the same time, the lock beside the socket lets only one daemon run,
 //! and both programs use it.
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -65,6 +66,16 @@ pub enum DaemonError {
         has: String,
         /// Advice.
         action: String,
+    },
+    /// `--devices` names a device that the daemon does not have.
+    #[error("--devices: there is no device {name:?}; {place} has {devices}")]
+    NoDevice {
+        /// Name of the device.
+        name: String,
+        /// The daemon.
+        place: &'static str,
+        /// Names of its devices.
+        devices: String,
     },
     /// The program `rnicd` was not found.
     #[error(
@@ -184,6 +195,28 @@ pub fn find(profile: Option<&str>) -> Result<Found, DaemonError> {
             other("at the socket of the profile", profile.name.clone(), "stop it".to_owned())
         }
         probe => Ok(Found { probe, socket: Some(socket) }),
+    }
+}
+
+/// Checks that the daemon has all devices of `--devices`. `running` has the devices of the daemon;
+/// `None` stands for those of a daemon that would be started.
+pub fn check_devices(
+    wanted: Option<&OsStr>,
+    running: Option<&[DeviceRow]>,
+) -> Result<(), DaemonError> {
+    let Some(wanted) = wanted else { return Ok(()) };
+    let (place, devices) = match running {
+        Some(rows) => ("this daemon", rows.iter().map(|device| &*device.name).collect()),
+        None => ("a daemon that rnic-run starts", BUILT_IN_DEVICES.to_vec()),
+    };
+    let wanted = wanted.to_string_lossy();
+    let mut names = wanted.split(',').map(str::trim);
+    match names.find(|name| !devices.contains(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let name = name.to_owned();
+            Err(DaemonError::NoDevice { name, place, devices: devices.join(", ") })
+        }
     }
 }
 
@@ -429,6 +462,8 @@ fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DaemonEr
     move |error| DaemonError::System { what, path, error }
 }
 
+/// Devices of a daemon with the built-in configuration.
+const BUILT_IN_DEVICES: [&str; 2] = ["rnicd1", "rnicd0"];
 /// Profile of a daemon without `--as`.
 const DEFAULT_PROFILE: &str = "rnicd";
 /// Socket of the system's daemon.

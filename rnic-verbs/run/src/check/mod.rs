@@ -17,9 +17,9 @@ use std::path::PathBuf;
 pub use obstacle::{Obstacle, Refusal};
 pub use program::{find, refusal};
 
-use rnic_client::StatusInfo;
+use rnic_client::{DeviceRow, StatusInfo};
 
-use crate::daemon::{Probe, probe};
+use crate::daemon::{self, Probe};
 use crate::elf::Elf;
 use crate::libraries::{LibrariesError, PATH_VARIABLE, SONAMES};
 use crate::preload;
@@ -33,6 +33,10 @@ pub struct CheckOptions<'a> {
     pub daemon: Option<PathBuf>,
     /// A daemon may be started.
     pub may_start: bool,
+    /// Profile of the daemon (`--as`).
+    pub profile: Option<&'a str>,
+    /// Devices for the program (`--devices`).
+    pub devices: Option<&'a OsStr>,
     /// The program to check.
     pub program: Option<&'a OsStr>,
 }
@@ -164,23 +168,37 @@ fn other_hosts(status: &StatusInfo, report: &mut Report) {
         report.add(Kind::Unknown, "wired.port", words);
     }
     if *gids == 0 {
-        let words = format!("the RoCE device has no GIDs: {gids_problem}");
-        report.add(Kind::Unknown, "GIDs", words);
+        let why = if gids_problem.is_empty() {
+            "no network interface that is up has an address (`ip link set lo up`)"
+        } else {
+            gids_problem
+        };
+        report.add(Kind::Unknown, "GIDs", format!("the RoCE device has no GIDs: {why}"));
     }
 }
 
 fn daemon(question: &CheckOptions<'_>, report: &mut Report) {
-    match probe() {
-        Probe::Serves { pid, status, .. } => {
-            report.add(Kind::Fine, "daemon", format!("one serves this user (pid {pid})"));
+    let probe = match daemon::find(question.profile) {
+        Ok(found) => found.probe,
+        Err(error) => return report.add(Kind::Problem, "daemon", error.to_string()),
+    };
+    let of_profile =
+        question.profile.map_or(String::new(), |name| format!(" with the profile {name}"));
+    match probe {
+        Probe::Serves { pid, status, devices, .. } => {
+            let words = format!("one{of_profile} serves this user (pid {pid})");
+            report.add(Kind::Fine, "daemon", words);
             other_hosts(&status, report);
+            check_devices(question, Some(&devices), report);
         }
         Probe::Refuses(why) => report.add(Kind::Problem, "daemon", why),
         Probe::Absent(why) | Probe::Foreign(why) | Probe::Ending(why) => match &question.daemon {
             _ if !question.may_start => report.add(Kind::Problem, "daemon", why),
             Some(program) => {
-                let words = format!("none serves this user; {} will be started", program.display());
+                let program = program.display();
+                let words = format!("none{of_profile} serves this user; {program} will be started");
                 report.add(Kind::Fine, "daemon", words);
+                check_devices(question, None, report);
             }
             None => {
                 let words = format!(
@@ -190,5 +208,11 @@ fn daemon(question: &CheckOptions<'_>, report: &mut Report) {
                 report.add(Kind::Problem, "daemon", words);
             }
         },
+    }
+}
+
+fn check_devices(question: &CheckOptions<'_>, running: Option<&[DeviceRow]>, report: &mut Report) {
+    if let Err(error) = daemon::check_devices(question.devices, running) {
+        report.add(Kind::Problem, "devices", error.to_string());
     }
 }

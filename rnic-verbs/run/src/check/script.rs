@@ -1,5 +1,5 @@
-//! Checks a script for commands that change the loader's variables, which programs that it starts
-//! inherit.
+//! Checks a script for commands that change or remove the loader's variables, which programs that
+//! it starts inherit.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,7 +9,8 @@ use super::{Kind, Report};
 use crate::libraries::PATH_VARIABLE;
 use crate::preload::LIST_VARIABLE;
 
-/// Reports assignments to `LD_LIBRARY_PATH` and `LD_PRELOAD`. Only the text is searched: whether
+/// Reports assignments to `LD_LIBRARY_PATH` and `LD_PRELOAD`, and commands that start programs
+/// without these variables. Only the text is searched: whether
 /// the script executes the commands is unknown.
 pub(super) fn examine(path: &Path, report: &mut Report) {
     let mut text = Vec::new();
@@ -33,6 +34,35 @@ pub(super) fn examine(path: &Path, report: &mut Report) {
         );
         report.add(Kind::Unknown, "script", words);
     }
+    if let Some(command) = without_environment(&text) {
+        let words = format!(
+            "it contains `{command}`, which removes {PATH_VARIABLE} and {LIST_VARIABLE}; programs \
+             that it starts in this way do not find rnicd; for these, install rnicd for the whole \
+             machine (`rnicctl system install`)"
+        );
+        report.add(Kind::Unknown, "script", words);
+    }
+}
+
+/// Returns the first command in a line other than a comment that starts programs without the
+/// environment of the script.
+fn without_environment(text: &str) -> Option<&'static str> {
+    let is_end = |c: char| c.is_whitespace() || ";|&()`\"'".contains(c);
+    let lines = text.lines().map(str::trim_start).filter(|line| !line.starts_with('#'));
+    lines.into_iter().find_map(|line| {
+        let mut words = line.split(is_end).filter(|word| !word.is_empty()).peekable();
+        while let Some(word) = words.next() {
+            let argument = words.peek().copied().unwrap_or_default();
+            match word.rsplit('/').next() {
+                Some("sudo") => return Some("sudo"),
+                Some("env") if ["-", "-i", "--ignore-environment"].contains(&argument) => {
+                    return Some("env -i");
+                }
+                _ => {}
+            }
+        }
+        None
+    })
 }
 
 /// Returns true if a line other than a comment assigns to the variable or removes it.
@@ -66,6 +96,20 @@ mod tests {
         }
         for text in ["", "echo $LD_LIBRARY_PATH", "# LD_LIBRARY_PATH=/x", "LD_PRELOAD=/x"] {
             assert!(!changes(text, PATH_VARIABLE), "{text}");
+        }
+    }
+    #[test]
+    fn commands_without_environment_are_found() {
+        for (text, command) in [
+            ("#!/bin/sh\nsudo -E ./test", Some("sudo")),
+            ("x=$(/usr/bin/sudo id)", Some("sudo")),
+            ("true && env -i PATH=$PATH ./test", Some("env -i")),
+            ("/usr/bin/env - ./test", Some("env -i")),
+            ("env A=b ./test; env", None),
+            ("# sudo ./test\npseudo sudoers", None),
+            ("#!/usr/bin/env -S A=b sh", None),
+        ] {
+            assert_eq!(without_environment(text), command, "{text}");
         }
     }
 }
