@@ -104,12 +104,13 @@ fn shell_and_tools_walk_in_the_tree() {
             &["0"],
         ),
         (
-            "find /sys/class/infiniband/ /dev/infiniband",
+            "find /sys/class/infiniband/ /dev/infiniband | LC_ALL=C sort",
             &[
+                "/dev/infiniband",
+                "/dev/infiniband/rdma_cm",
+                "/dev/infiniband/uverbs0",
                 "/sys/class/infiniband/",
                 "/sys/class/infiniband/rnicd1",
-                "/dev/infiniband",
-                "/dev/infiniband/uverbs1",
             ],
         ),
         (
@@ -117,7 +118,7 @@ fn shell_and_tools_walk_in_the_tree() {
             &["/sys/class/infiniband/rnicd1/node_type"],
         ),
         (
-            "cd /sys/class; ls infiniband; cd infiniband; test -d ../net; cat ../infiniband_verbs/uverbs1/ibdev",
+            "cd /sys/class; ls infiniband; cd infiniband; test -d ../net; cat ../infiniband_verbs/uverbs0/ibdev",
             &["rnicd1", "rnicd1"],
         ),
         (
@@ -170,17 +171,17 @@ fn python_walks_in_the_tree() {
 fn tree_has_the_devices_of_the_program() {
     let daemon = Daemon::start("");
     let script = "cd /sys/class; echo $(ls infiniband infiniband_verbs /dev/infiniband)";
-    let of = |number| {
+    let of = |uverbs, name| {
         format!(
-            "/dev/infiniband: uverbs{number} infiniband: rnicd{number} \
-             infiniband_verbs: abi_version uverbs{number}"
+            "/dev/infiniband: rdma_cm uverbs{uverbs} infiniband: {name} \
+             infiniband_verbs: abi_version uverbs{uverbs}"
         )
     };
-    let both = "/dev/infiniband: uverbs0 uverbs1 infiniband: rnicd0 rnicd1 \
+    let both = "/dev/infiniband: rdma_cm uverbs0 uverbs1 infiniband: rnicd0 rnicd1 \
                 infiniband_verbs: abi_version uverbs0 uverbs1";
     for (options, expected) in [
-        (&[][..], &*of(1)),
-        (&["--devices", "rnicd0"], &of(0)),
+        (&[][..], &*of(0, "rnicd1")),
+        (&["--devices", "rnicd0"], &of(1, "rnicd0")),
         (&["--devices", "rnicd0,rnicd1"], both),
     ] {
         assert_eq!(shell(&daemon, options, script), [expected], "{options:?}");
@@ -207,7 +208,7 @@ fn tree_has_the_devices_of_the_program() {
     let devices = ["--devices", "third,rnicd0"];
     assert_eq!(shell(&daemon, &devices, list), ["rnicd0", "third"]);
     let siw = Daemon::start("[wired]\nprofile = \"siw\"\n");
-    assert_eq!(shell(&siw, &["--as", "siw"], script), [of(0)]);
+    assert_eq!(shell(&siw, &["--as", "siw"], script), [of(0, "rnicd0")]);
     // A device that does not exist has no files, just as verbs lists no such device.
     let other = "RNIC_DEVICES=mlx5_0 ls /sys/class/infiniband 2>&1 || echo none";
     assert!(shell(&daemon, &[], other).concat().ends_with("none"));

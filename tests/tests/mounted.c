@@ -46,15 +46,15 @@ int main(void)
           "infiniband is a folder");
     check(has("/sys/class/infiniband", "rnicd0"), "rnicd0 is in /sys/class/infiniband");
     check(contains("/sys/class/infiniband/rnicd1/node_type", "1: CA\n"), "rnicd1 is a CA");
-    check(contains("/sys/class/infiniband_verbs/uverbs1/ibdev", "rnicd1\n"),
-          "uverbs1 belongs to rnicd1");
+    check(contains("/sys/class/infiniband_verbs/uverbs0/ibdev", "rnicd1\n"),
+          "uverbs0 belongs to rnicd1");
     check(contains("/sys/class/infiniband_verbs/abi_version", "6\n"),
           "abi_version is next to the links");
     check(access("/sys/devices/rnicd/rnicd1/numa_node", R_OK) == 0, "rnicd1 is in /sys/devices");
-    check(has("/dev/infiniband", "uverbs1"), "uverbs1 is in /dev/infiniband");
-    check(access("/dev/infiniband/uverbs1", R_OK | W_OK) == 0, "uverbs1 may be read and written");
-    check(stat("/dev/infiniband/uverbs1", &found) == 0 && S_ISCHR(found.st_mode),
-          "uverbs1 is a device");
+    check(has("/dev/infiniband", "uverbs0"), "uverbs0 is in /dev/infiniband");
+    check(access("/dev/infiniband/uverbs0", R_OK | W_OK) == 0, "uverbs0 may be read and written");
+    check(stat("/dev/infiniband/uverbs0", &found) == 0 && S_ISCHR(found.st_mode),
+          "uverbs0 is a device");
     check(contains("/sys/class/net/lo/ifindex", "1\n"), "the kernel's classes remain in /sys");
     check(has("/sys/devices/system/cpu", "cpu0"), "the kernel's devices remain in /sys");
     int null = open("/dev/null", O_WRONLY);

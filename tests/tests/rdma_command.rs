@@ -77,7 +77,7 @@ fn rdma_shows_devices_as_iproute2_does() {
     assert!(json[0]["netdev_index"].as_u64().is_some_and(|index| index > 0), "{json}");
     assert_eq!(commands.json(&daemon, "-p -j link").as_array().unwrap().len(), 1);
     let dev = text("dev show rnicd1");
-    assert!(dev.starts_with("1: rnicd1: node_type ca protocol roce fw "), "{dev}");
+    assert!(dev.starts_with("0: rnicd1: node_type ca protocol roce fw "), "{dev}");
     assert!(dev.contains(" node_guid "), "{dev}");
     let statistic = text("statistic show link rnicd1/1");
     assert!(statistic.starts_with("link rnicd1/1 rx_read_requests 0 "), "{statistic}");
@@ -124,7 +124,7 @@ fn rdma_shows_objects_with_their_processes() {
     let commands = Commands::with_devices("rnicd1,rnicd0");
     let daemon = Daemon::start("");
     let empty = commands.text(&daemon, "resource show rnicd1");
-    assert_eq!(empty, "1: rnicd1: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0 \n");
+    assert_eq!(empty, "0: rnicd1: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0 \n");
     let client = Client::new(&daemon);
     let iwarp = client.qp();
     let datagrams = client.qp_of(QpType::Ud);

@@ -123,7 +123,7 @@ static void walks(void)
     FTS *walk = fts_open(paths, FTS_PHYSICAL, NULL);
     int files = 0;
     for (FTSENT *e; walk && (e = fts_read(walk));)
-        files += !strcmp(e->fts_name, "node_type") || !strcmp(e->fts_name, "uverbs1");
+        files += !strcmp(e->fts_name, "node_type") || !strcmp(e->fts_name, "uverbs0");
     CHECK(walk && files == 2 && fts_close(walk) == 0);
 }
 

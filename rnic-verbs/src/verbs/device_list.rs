@@ -122,10 +122,10 @@ mod tests {
 
     #[test]
     fn devices_are_listed_in_the_order_of_names() {
-        let adapter = |name: &str, uverbs| {
+        let adapter = |name: &str, kind, uverbs| {
             let row = DeviceRow {
                 name: name.to_owned(),
-                kind: if uverbs == 0 { DeviceKind::Iwarp } else { DeviceKind::Roce },
+                kind,
                 guid: 1,
                 vendor_id: 0,
                 vendor_part_id: 0,
@@ -139,7 +139,11 @@ mod tests {
             };
             Adapter::new(row, &attributes())
         };
-        let all = [adapter("rxe_0", 1), adapter("rxe_1", 2), adapter("rnicd0", 0)];
+        let all = [
+            adapter("rxe_0", DeviceKind::Roce, 0),
+            adapter("rxe_1", DeviceKind::Roce, 1),
+            adapter("rnicd0", DeviceKind::Iwarp, 2),
+        ];
         let of = |wanted: &str| {
             let named = named(OsStr::new(wanted), &all);
             named.iter().map(|adapter| adapter.name().to_owned()).collect::<Vec<_>>()

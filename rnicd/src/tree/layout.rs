@@ -76,6 +76,9 @@ pub(super) fn entries(facts: &Facts) -> Vec<Entry> {
         file("class/infiniband_verbs/abi_version", "6"),
         // The tools of infiniband-diags read this file first.
         file("class/infiniband_mad/abi_version", "5"),
+        // Programs and device plugins check that it exists. Only librdmacm opens it, and rnicd's
+        // does not.
+        link("dev/infiniband/rdma_cm", "/dev/null"),
     ];
     let devices: Vec<Vec<Entry>> = facts.ports.iter().map(|port| device(port, facts)).collect();
     let mut all = shared.to_vec();
@@ -304,8 +307,9 @@ mod tests {
             "class/infiniband/rnicd1",
             "class/infiniband_mad/abi_version",
             "class/infiniband_verbs/abi_version",
-            "class/infiniband_verbs/uverbs1",
-            "dev/infiniband/uverbs1",
+            "class/infiniband_verbs/uverbs0",
+            "dev/infiniband/rdma_cm",
+            "dev/infiniband/uverbs0",
             "devices",
         ];
         assert_eq!(view("views/rnicd1/"), expected);
@@ -343,7 +347,7 @@ mod tests {
             hw_ver: 0,
             fw_ver: "1".to_owned(),
             link: (2, 32),
-            uverbs: u32::from(roce),
+            uverbs: u32::from(!roce),
             gids: Vec::new(),
             down: false,
             p_key: 0xffff,
@@ -378,6 +382,6 @@ mod tests {
             let folder = format!("{}/", at.join("/"));
             assert!(all.iter().any(|entry| entry.path.starts_with(&folder)), "{path} -> {to}");
         }
-        assert_eq!(links, 2 * 12 + 5);
+        assert_eq!(links, 2 * 12 + 10);
     }
 }

@@ -19,6 +19,10 @@ impl Manager {
     /// The first device that cannot be created, and why.
     pub fn create_devices(&mut self) -> Result<(), DeviceError> {
         let devices = self.config.wired.roce_devices();
+        // Programs see the devices that the profile describes, so these come first.
+        if self.config.wired.profile.keys.transport == DeviceKind::Iwarp {
+            self.devices.iwarp_uverbs = Some(0);
+        }
         for (pattern, netdev) in devices.iter() {
             if !each_interface(pattern, netdev) {
                 let interface = if let Netdev::Named(interface) = netdev { interface } else { "" };
@@ -26,6 +30,8 @@ impl Manager {
             }
         }
         self.try_create_devices_of_interfaces();
+        let unused = self.devices.unused_uverbs();
+        self.devices.iwarp_uverbs.get_or_insert(unused);
         Ok(())
     }
 
@@ -116,7 +122,7 @@ impl Manager {
                 return Err(DeviceError::NoAddress { name, address });
             }
         }
-        let uverbs = (1..).find(|n| devices.iter().all(|device| device.uverbs != *n)).unwrap_or(1);
+        let uverbs = self.devices.unused_uverbs();
         let guid = Guid::derived(&name, &self.guid.number().to_be_bytes());
         let interface =
             if let Netdev::Named(name) = &netdev { name.clone() } else { String::new() };
@@ -222,7 +228,7 @@ impl Manager {
             vendor_id: config.vendor_id(DeviceKind::Iwarp),
             vendor_part_id: config.vendor_part_id(DeviceKind::Iwarp),
             interface: String::new(),
-            uverbs: 0,
+            uverbs: self.devices.iwarp_uverbs.unwrap_or_default(),
             gids: Vec::new(),
             port_down: false,
             p_key: DEFAULT_P_KEY,

@@ -22,7 +22,7 @@ pub(super) struct RoceDevice {
     /// device, so it never changes.
     interface: String,
     guid: Guid,
-    /// Number of the `uverbs` file. The iWARP device has 0.
+    /// Number of the `uverbs` file.
     uverbs: u32,
     /// GID table of the device. Entries keep their index.
     gids: Vec<GidRow>,
@@ -123,6 +123,9 @@ impl RoceDevice {
 pub(super) struct RoceDevices {
     /// In the order of their creation.
     list: Vec<RoceDevice>,
+    /// Number of the `uverbs` file of the iWARP device: 0 if the profile describes this device,
+    /// else the number after those of the configured RoCE devices. `None` until these exist.
+    iwarp_uverbs: Option<u32>,
     /// Devices that patterns have created, including those that an administrator has removed.
     by_pattern: Vec<ByPattern>,
     /// The addresses of the host, as rows of a GID table, in the order in which they get indices.
@@ -147,5 +150,13 @@ impl RoceDevices {
     ) -> Self {
         let addresses = gids::table(config, &named, &interfaces);
         RoceDevices { addresses, interfaces, named, ..RoceDevices::default() }
+    }
+
+    /// Returns the lowest number that no `uverbs` file has.
+    fn unused_uverbs(&self) -> u32 {
+        let is_used = |n: u32| {
+            self.iwarp_uverbs == Some(n) || self.list.iter().any(|device| device.uverbs == n)
+        };
+        (0..).find(|n| !is_used(*n)).unwrap_or_default()
     }
 }
