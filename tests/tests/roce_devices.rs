@@ -278,6 +278,10 @@ fn administrators_add_and_remove_devices() {
         let (succeeded, text) = ctl(words);
         assert!(!succeeded && text.contains(why), "{words:?}: {text}");
     }
+    let addresses: Vec<String> = (0..64).map(|n| format!("--address=127.1.0.{n}")).collect();
+    let words = ["device", "add", "x"].into_iter().chain(addresses.iter().map(String::as_str));
+    let (succeeded, text) = ctl(&words.collect::<Vec<_>>());
+    assert!(!succeeded && text.contains("64 entries of the daemon's GID table"), "{text}");
     for n in 3..16 {
         assert!(ctl(&["device", "add", &format!("more{n}")]).0, "{n}");
     }

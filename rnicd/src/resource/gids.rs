@@ -190,7 +190,7 @@ fn mtu(interface: &str) -> u32 {
 }
 
 /// Maximum number of entries. The table must fit in one control message.
-const MOST: usize = 64;
+pub const MOST: usize = 64;
 
 /// MTU of Ethernet in bytes, assumed for an interface whose MTU cannot be read.
 const UNKNOWN_MTU: u32 = 1500;

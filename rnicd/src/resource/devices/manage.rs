@@ -122,6 +122,11 @@ impl Manager {
                 return Err(DeviceError::NoAddress { name, address });
             }
         }
+        let has_gid = |ip: &&IpAddr| self.has_gid(Gid::from(**ip));
+        let new = netdev.addresses().iter().filter(|ip| !has_gid(ip)).count();
+        if self.gid_count() + new > gids::MOST {
+            return Err(DeviceError::NoRoom(name));
+        }
         let uverbs = self.devices.unused_uverbs();
         let guid = Guid::derived(&name, &self.guid.number().to_be_bytes());
         let interface =
@@ -129,7 +134,7 @@ impl Manager {
         let named = &mut self.devices.named;
         let before = named.len();
         for address in netdev.addresses() {
-            if !named.contains(address) {
+            if !named.contains(address) && gids::is_alias(*address, &self.devices.interfaces) {
                 named.push(*address);
             }
         }

@@ -10,7 +10,7 @@ use if_addrs::Interface;
 use rnic_abi::abi::control::GidRow;
 use rnic_abi::types::Gid;
 
-use super::gids;
+use super::gids::{self, MOST};
 use crate::config::{Config, Guid, MAX_ROCE_DEVICES, Netdev};
 
 /// A RoCE device.
@@ -76,6 +76,9 @@ pub enum DeviceError {
         /// The address.
         address: IpAddr,
     },
+    /// The GID table has no room for the addresses.
+    #[error("device {0}: its addresses exceed the {MOST} entries of the daemon's GID table")]
+    NoRoom(String),
     /// There are too many devices.
     #[error("device {0}: there are already {MAX_ROCE_DEVICES} RoCE devices, the maximum")]
     TooMany(String),
@@ -132,7 +135,7 @@ pub(super) struct RoceDevices {
     pub(super) addresses: Vec<GidRow>,
     /// The addresses of the host at the last read.
     pub(super) interfaces: Vec<Interface>,
-    /// Configured addresses of devices, including removed devices, which programs may still use.
+    /// Addresses of 127.0.0.0/8 of devices, including removed devices, which programs may still use.
     pub(super) named: Vec<IpAddr>,
     /// The device tree must be updated.
     changed: bool,
