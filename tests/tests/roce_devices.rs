@@ -179,7 +179,8 @@ fn devices_of_addresses_serve_programs() {
          $PROGRAM 127.0.0.1 127.0.0.2
          $RNICCTL device add rail2 --address 127.0.0.4 --address ::1
          pair 127.0.0.1 ibv_rc_pingpong -d rail2 -g 1 -n 50
-         $PROGRAM 127.0.0.4"
+         $PROGRAM 127.0.0.4
+         ! $RNICCTL device add rail3 --address 127.0.0.2 2>&1"
     );
     let Some(mut command) = alone(&dir, "ip addr add fd00::1 dev lo", config, &script) else {
         return;
@@ -190,6 +191,8 @@ fn devices_of_addresses_serve_programs() {
     let gids: Vec<_> = said.iter().filter_map(|line| line.split("GID[").nth(1)).collect();
     assert!(gids.len() == 2, "{said:#?}");
     assert!(gids[0].contains("::ffff:127.0.0.2") && gids[1].contains("fd00::1"), "{gids:?}");
+    let taken = "device rail3: rail1 has the address 127.0.0.2";
+    assert!(said.iter().any(|line| line.contains(taken)), "{said:#?}");
     for line in ["127.0.0.1: rail0", "127.0.0.2: rail1", "127.0.0.4: rail2"] {
         assert!(said.iter().any(|found| found == line), "{line}: {said:#?}");
     }
