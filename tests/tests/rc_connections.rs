@@ -39,6 +39,7 @@ impl End {
             retry_count: 7,
             rnr_retry: 7,
             path_mtu: 1024,
+            traffic_class: 0x28,
             srq: false,
         }
     }
@@ -275,6 +276,7 @@ fn request_to(listener: &Listener, id: u32) -> Request {
         rnr_retry: 7,
         path_mtu: 3,
         srq: false,
+        traffic_class: 0,
         ack_timeout: 17,
         from_gid: Gid::from(IpAddr::from(OTHER)),
         to_gid: Gid::from(IpAddr::from(OWN)),

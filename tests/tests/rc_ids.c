@@ -92,6 +92,15 @@ static int sets(struct rdma_cm_id *id, int option, void *value, size_t length)
     return rdma_set_option(id, RDMA_OPTION_ID, option, value, length);
 }
 
+// Checks the traffic class of the paths and QPs of a connection.
+static void have_class(struct rdma_cm_id *active, struct rdma_cm_id *passive, uint8_t class)
+{
+    check(active->route.path_rec->traffic_class == class);
+    check(passive->route.path_rec->traffic_class == class);
+    check(attributes(active->qp).ah_attr.grh.traffic_class == class);
+    check(attributes(passive->qp).ah_attr.grh.traffic_class == class);
+}
+
 static void options(void)
 {
     static const size_t lengths[] = {1, 4, 4, 1};
@@ -117,6 +126,7 @@ static void options(void)
     struct ibv_path_data paths[2] = {{.flags = IBV_PATH_FLAG_GMP}};
     paths[1].flags = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL;
     paths[1].path.mtu = 2 << 6 | IBV_MTU_512;
+    paths[1].path.tclass = 0x60;
     int level = RDMA_OPTION_IB, path = RDMA_OPTION_IB_PATH;
     check(rdma_set_option(active, level, path, paths, sizeof *paths) == -1 && errno == EINVAL);
     check(rdma_set_option(active, level, path, paths, sizeof paths - 1) == -1 && errno == EINVAL);
@@ -134,6 +144,24 @@ static void options(void)
     check(attributes(active->qp).timeout == 20 && attributes(passive->qp).timeout == 17);
     check(attributes(active->qp).path_mtu == IBV_MTU_512);
     check(attributes(passive->qp).path_mtu == IBV_MTU_512);
+    have_class(active, passive, 0x60);
+    destroy(active);
+    destroy(passive);
+    // The route has the TOS at the time of its resolution.
+    active = found_at(INADDR_LOOPBACK, rdma_get_src_port(listener));
+    uint8_t tos = 0x28;
+    check(!sets(active, RDMA_OPTION_ID_TOS, &tos, 1));
+    check(!rdma_resolve_route(active, 2000));
+    expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    check(!sets(active, RDMA_OPTION_ID_TOS, &byte, 1));
+    has_qp(active);
+    check(!rdma_connect(active, NULL));
+    passive = asked(listener);
+    check(!sets(passive, RDMA_OPTION_ID_TOS, &byte, 1));
+    has_qp(passive);
+    check(!rdma_accept(passive, NULL));
+    both_established();
+    have_class(active, passive, tos);
     destroy(active);
     destroy(passive);
     destroy(listener);

@@ -119,7 +119,10 @@ static void sends(struct rdma_cm_id *from, struct rdma_ud_param *to, struct rdma
 
 static void accepted(void)
 {
-    struct rdma_cm_id *listener = listening(), *active = resolved(rdma_get_src_port(listener));
+    struct rdma_cm_id *listener = listening(), *active = new_id();
+    uint8_t tos = 0x28;
+    check(!rdma_set_option(active, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1));
+    resolve(active, rdma_get_src_port(listener));
     has_qp(active);
     connects(active, "hello");
     struct rdma_cm_id *passive = asked(listener, "hello");
@@ -132,6 +135,7 @@ static void accepted(void)
     struct rdma_ud_param *ud = &event->param.ud;
     begins(ud->private_data, ud->private_data_len, "welcome", 136);
     check(ud->qp_num == passive->qp->qp_num && ud->ah_attr.is_global && ud->ah_attr.port_num == 1);
+    check(active->route.path_rec->traffic_class == tos && ud->ah_attr.grh.traffic_class == tos);
     sends(active, ud, passive);
     check(!rdma_ack_cm_event(event));
     // There is no connection to end, and the peer gets no event.

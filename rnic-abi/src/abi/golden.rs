@@ -276,7 +276,7 @@ fn requests() {
                 offer: offer(),
                 private_data: vec![9, 8],
             }),
-            "ac022e070000c0000207af3a00ac0201020304800801020908",
+            "ac022e070000c0000207af3a00ac020102030480080901020908",
         ),
         (
             request(RequestBody::AcceptRc {
@@ -285,7 +285,7 @@ fn requests() {
                 offer: offer(),
                 private_data: vec![9, 8],
             }),
-            "ac022f0507ac0201020304800801020908",
+            "ac022f0507ac020102030480080901020908",
         ),
         (request(RequestBody::EstablishRc { qp: QpId(7) }), "ac023007"),
         (
@@ -338,6 +338,7 @@ fn offer() -> RcOffer {
         retry_count: 3,
         rnr_retry: 4,
         path_mtu: 1024,
+        traffic_class: 9,
         srq: true,
     }
 }
@@ -354,6 +355,7 @@ fn rc_peer() -> RcPeer {
         rnr_retry: 7,
         ack_timeout: 8,
         path_mtu: 1024,
+        traffic_class: 9,
         srq: true,
     }
 }
@@ -813,7 +815,7 @@ fn events() {
                     private_data: vec![9],
                 },
                 "1601808080808080808080010200c0000207af3a0120010db8000000000000000000000001\
-                 b72507010202020202020202020202020202020203ac0204050607088008010109",
+                 b72507010202020202020202020202020202020203ac020405060708800809010109",
             ),
             (
                 Event::RcReply {
@@ -824,7 +826,7 @@ fn events() {
                     private_data: vec![9],
                 },
                 "17068080808080808080800100c0000207af3a0120010db8000000000000000000000001b7\
-                 2507010202020202020202020202020202020203ac0204050607088008010109",
+                 2507010202020202020202020202020202020203ac020405060708800809010109",
             ),
             (
                 Event::RcRejected { qp, context, reason: 28, private_data: vec![9] },

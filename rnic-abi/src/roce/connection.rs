@@ -89,6 +89,8 @@ pub struct Request {
     pub path_mtu: u8,
     /// The sender's QP has an SRQ.
     pub srq: bool,
+    /// Traffic class of the path.
+    pub traffic_class: u8,
     /// ACK timeout of the path, 5 bits.
     pub ack_timeout: u8,
     /// The sender's GID.
@@ -229,6 +231,7 @@ impl Request {
         put(&mut bytes, REMOTE_LID, LID.to_be_bytes());
         put(&mut bytes, FROM_GID, self.from_gid.0);
         put(&mut bytes, TO_GID, self.to_gid.0);
+        bytes[TRAFFIC_CLASS] = self.traffic_class;
         bytes[HOP_LIMIT] = HOPS;
         bytes[ACK_TIMEOUT] = self.ack_timeout << 3;
         mad::put_addresses(&mut bytes, REQUEST_ADDRESSES, self.from, self.to);
@@ -365,6 +368,7 @@ fn request(bytes: &Bytes, exchange: Exchange) -> Result<Request, MadFault> {
         rnr_retry: bytes[MTU] & 7,
         path_mtu: bytes[MTU] >> 4,
         srq: bytes[CM_RETRIES] & 1 << 3 != 0,
+        traffic_class: bytes[TRAFFIC_CLASS],
         ack_timeout: bytes[ACK_TIMEOUT] >> 3,
         from_gid: Gid(part(bytes, FROM_GID)),
         to_gid: Gid(part(bytes, TO_GID)),
@@ -404,6 +408,7 @@ const LOCAL_LID: usize = 76;
 const REMOTE_LID: usize = 78;
 const FROM_GID: usize = 80;
 const TO_GID: usize = 96;
+const TRAFFIC_CLASS: usize = 116;
 const HOP_LIMIT: usize = 117;
 const ACK_TIMEOUT: usize = 119;
 const REQUEST_ADDRESSES: usize = 164;
@@ -459,6 +464,7 @@ mod tests {
             rnr_retry: 6,
             path_mtu: 3,
             srq: true,
+            traffic_class: 0x28,
             ack_timeout: 17,
             from_gid: Gid::from(IpAddr::from([192, 0, 2, 1])),
             to_gid: Gid::from(IpAddr::from([192, 0, 2, 2])),
@@ -508,7 +514,7 @@ mod tests {
         assert_eq!(hex(&bytes[76..80]), "ffffffff");
         assert_eq!(hex(&bytes[80..96]), "00000000000000000000ffffc0000201");
         assert_eq!(hex(&bytes[96..112]), "00000000000000000000ffffc0000202");
-        assert_eq!(hex(&bytes[112..120]), "0000000000400088");
+        assert_eq!(hex(&bytes[112..120]), "0000000028400088");
         assert_eq!(bytes[120..164], [0; 44]);
         assert_eq!(hex(&bytes[164..168]), "0040c123");
         assert_eq!(

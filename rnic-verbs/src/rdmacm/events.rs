@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use rnic_client::DatagramAddress;
+
 use super::ack::{CmEventBody, acknowledge, acknowledge_own};
 use super::channel::channel;
 use super::id::{self, CmIdBody, cm_id};
@@ -96,7 +98,7 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
                     Some(to) => rdma_ud_param {
                         private_data,
                         private_data_len,
-                        ah_attr: attributes_to(arrived.id.gid_index(to.source)?, to.gid)?,
+                        ah_attr: ud_address(&arrived.id, to)?,
                         qp_num: to.qp.0,
                         qkey: to.q_key,
                     },
@@ -106,6 +108,13 @@ fn show(mut arrived: CmEvent) -> Result<*mut rdma_cm_event, Errno> {
         }
     };
     Ok(publish(head, CmEventBody { id: arrived.id, _private_data: private_data }).as_ptr())
+}
+
+/// Returns the address of the peer's UD QP, with the traffic class of the id's route.
+fn ud_address(id: &IdBody, to: DatagramAddress) -> Result<ibv_ah_attr, Errno> {
+    let mut address = attributes_to(id.gid_index(to.source)?, to.gid)?;
+    address.grh.traffic_class = id.traffic_class();
+    Ok(address)
 }
 
 /// Begins an operation. If the id is synchronous, waits for its event, which stays in the id until

@@ -159,6 +159,7 @@ pub(super) fn show_path(to: Live<CmIdBody>) -> Result<(), Errno> {
         dgid: ends.dgid,
         sgid: ends.sgid,
         hop_limit: HOP_LIMIT,
+        traffic_class: to.id.traffic_class(),
         reversible: 1,
         numb_path: 1,
         pkey: ends.pkey,

@@ -35,8 +35,11 @@ fn set(
             Ok(())
         }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4) => found.id.set_reuses_address(is_on()),
-        // The host's settings determine the TOS as well.
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
+        // On the iWARP device the host's settings determine the TOS as well.
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => {
+            found.id.state.lock().tos = byte();
+            Ok(())
+        }
         (
             RDMA_OPTION_ID,
             RDMA_OPTION_ID_AFONLY
@@ -59,23 +62,27 @@ fn set(
 }
 
 /// Resolves the route with the first of the paths (`struct ibv_path_data`) that serves both
-/// directions. The device has one path to each peer, so only the path MTU has an effect.
+/// directions. The device has one path to each peer, so only the path MTU and the traffic class
+/// have an effect.
 fn set_path(id: Live<CmIdBody>, paths: &[u8]) -> Result<(), Errno> {
     let (paths, _) = paths.as_chunks::<PATH_DATA_LEN>();
     let mut usable = paths.iter().filter(|path| path[..4] == USABLE_PATH.to_ne_bytes());
     let path = usable.next().ok_or_else(|| {
         invalid!("RDMA_OPTION_IB_PATH: no path has the flags GMP, PRIMARY and BIDIRECTIONAL")
     })?;
-    id.id.resolve_route_with(match path[PATH_MTU] & 0x3F {
+    let most_mtu = match path[PATH_MTU] & 0x3F {
         code @ 1..=5 => Some(128 << code),
         _ => None,
-    })
+    };
+    id.id.resolve_route_with(most_mtu, path[PATH_TRAFFIC_CLASS])
 }
 
 /// Bytes of a `struct ibv_path_data`.
 const PATH_DATA_LEN: usize = 72;
 /// Flags of a path for management, for the connection, and for both directions.
 const USABLE_PATH: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
+/// Offset of the traffic class.
+const PATH_TRAFFIC_CLASS: usize = 8 + 48;
 /// Offset of the path MTU, whose upper two bits are a selector.
 const PATH_MTU: usize = 8 + 54;
 

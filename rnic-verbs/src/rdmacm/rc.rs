@@ -89,6 +89,13 @@ impl IdBody {
         Ok(bytes.and_then(|bytes| u16::try_from(bytes).ok()).unwrap_or(1024).min(most))
     }
 
+    /// Returns the traffic class of the path, which the REQ contains: that of the connection if it
+    /// is known, otherwise that of the resolved route.
+    pub(super) fn traffic_class(&self) -> u8 {
+        let state = self.state.lock();
+        state.rc.peer.map_or(state.traffic_class, |peer| peer.traffic_class)
+    }
+
     /// Checks the parameters of a connection request, and sets this end's parameters. Returns the
     /// QP to connect. Sends nothing.
     pub(super) fn prepare_request(
@@ -103,7 +110,8 @@ impl IdBody {
         let reads = reads_of(wanted, Reads::most(&self.device.attributes));
         let srq = if state.own_qp.is_some() { qp.has_srq() } else { wanted.srq };
         let psn = state.rc.psn()?;
-        let offer = offer(psn, reads, wanted, path_mtu, srq);
+        let offer =
+            offer(psn, reads, wanted, Path { path_mtu, traffic_class: state.traffic_class }, srq);
         state.rc =
             RcConnection { psn: Some(psn), reads: Some(reads), offer: Some(offer), peer: None };
         Ok(qp.id())
@@ -253,7 +261,8 @@ impl IdBody {
             state.rc.reads = Some(reads);
             let own = state.own_qp == Some(qp.id());
             let srq = if own { qp.has_srq() } else { wanted.srq };
-            (qp, own, offer(psn, reads, wanted, peer.path_mtu, srq))
+            let RcPeer { path_mtu, traffic_class, .. } = peer;
+            (qp, own, offer(psn, reads, wanted, Path { path_mtu, traffic_class }, srq))
         };
         // The daemon must not be called under the lock.
         if own {
@@ -333,14 +342,21 @@ impl Parameters {
     }
 }
 
-fn offer(psn: u32, reads: Reads, wanted: &ConnectParams, path_mtu: u16, srq: bool) -> RcOffer {
+/// The fields of a path that a connection request contains.
+struct Path {
+    path_mtu: u16,
+    traffic_class: u8,
+}
+
+fn offer(psn: u32, reads: Reads, wanted: &ConnectParams, path: Path, srq: bool) -> RcOffer {
     RcOffer {
         psn,
         responder_resources: reads.inbound,
         initiator_depth: reads.outbound,
         retry_count: wanted.retry_count.min(MAX_RETRIES),
         rnr_retry: wanted.rnr_retry.min(MAX_RETRIES),
-        path_mtu,
+        path_mtu: path.path_mtu,
+        traffic_class: path.traffic_class,
         srq,
     }
 }
@@ -379,11 +395,15 @@ mod tests {
 
     #[test]
     fn offer_has_given_or_default_parameters() {
-        let offered = |wanted: &ConnectParams| offer(9, reads_of(wanted, MOST), wanted, 1024, true);
+        let offered = |wanted: &ConnectParams| {
+            let path = Path { path_mtu: 1024, traffic_class: 0x28 };
+            offer(9, reads_of(wanted, MOST), wanted, path, true)
+        };
         let default = offered(&ConnectParams::default());
         assert_eq!((default.responder_resources, default.initiator_depth), (16, 8));
         assert_eq!((default.retry_count, default.rnr_retry), (7, 7));
         assert_eq!((default.psn, default.path_mtu, default.srq), (9, 1024, true));
+        assert_eq!(default.traffic_class, 0x28);
         let given = offered(&ConnectParams {
             inbound: Some(0),
             outbound: Some(2),

@@ -111,6 +111,7 @@ impl RcConnection {
                 let peer = self.peer()?;
                 to.ah_attr = attributes_to(source, peer.gid)?;
                 to.ah_attr.grh.hop_limit = HOP_LIMIT;
+                to.ah_attr.grh.traffic_class = peer.traffic_class;
                 to.path_mtu = mtu_code(peer.path_mtu.into());
                 to.dest_qp_num = peer.qp.0;
                 to.rq_psn = self.psn()?;
@@ -198,6 +199,7 @@ mod tests {
             rnr_retry: 2,
             ack_timeout: 0,
             path_mtu: 2048,
+            traffic_class: 0x28,
             srq: true,
         }
     }
@@ -244,6 +246,7 @@ mod tests {
         assert_eq!((rtr.max_dest_rd_atomic, rtr.min_rnr_timer), (MOST.inbound, 0));
         assert_eq!((rtr.ah_attr.grh.sgid_index, rtr.ah_attr.grh.hop_limit), (3, 64));
         assert_eq!((rtr.ah_attr.is_global, rtr.ah_attr.port_num), (1, PORT));
+        assert_eq!(rtr.ah_attr.grh.traffic_class, 0x28);
         let of_uc = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
         assert_eq!(mask, of_uc | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
         assert_eq!(attributes(&mut connection, IBV_QPS_RTR, true).map(|found| found.1), Ok(of_uc));

@@ -193,25 +193,30 @@ impl IdBody {
 
     /// Resolves the route (`rdma_resolve_route(3)`), which `resolve_address` has already found.
     pub(crate) fn resolve_route(self: &Arc<Self>) -> Result<(), Errno> {
-        let peer = {
+        let (peer, tos) = {
             let state = self.state.lock();
-            state.peer.filter(|_| state.phase == Phase::AddressResolved)
+            (state.peer.filter(|_| state.phase == Phase::AddressResolved), state.tos)
         };
         if let Some(peer) = peer
             && !self.admit_route(peer)?
         {
             return Ok(());
         }
-        self.resolve_route_with(None)
+        self.resolve_route_with(None, tos)
     }
 
-    /// Resolves the route with a maximum of the path MTU, in bytes.
-    pub(super) fn resolve_route_with(self: &Arc<Self>, most_mtu: Option<u16>) -> Result<(), Errno> {
+    /// Resolves the route with a maximum of the path MTU, in bytes, and a traffic class.
+    pub(super) fn resolve_route_with(
+        self: &Arc<Self>,
+        most_mtu: Option<u16>,
+        traffic_class: u8,
+    ) -> Result<(), Errno> {
         {
             let mut state = self.state.lock();
             state.expect(&[Phase::AddressResolved])?;
             state.phase = Phase::RouteResolved;
             state.most_mtu = most_mtu;
+            state.traffic_class = traffic_class;
         }
         self.push(c::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
         Ok(())

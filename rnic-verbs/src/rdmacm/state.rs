@@ -115,6 +115,10 @@ pub(super) struct State {
     pub(super) reuses_address: bool,
     /// Maximum path MTU in bytes, if the program has set it (`RDMA_OPTION_IB_PATH`).
     pub(super) most_mtu: Option<u16>,
+    /// Type of service of the next route (`RDMA_OPTION_ID_TOS`).
+    pub(super) tos: u8,
+    /// Traffic class of the resolved route.
+    pub(super) traffic_class: u8,
     /// Acknowledgement timeout of the QP of the id. `ibv_query_qp(3)` reports it for an iWARP QP,
     /// which does not use it.
     pub(super) ack_timeout: Option<u8>,

@@ -228,6 +228,7 @@ fn odd_offer(rng: &mut Rng) -> RcOffer {
         retry_count: rng.below(9) as u8,
         rnr_retry: rng.below(9) as u8,
         path_mtu: [1024, 4096, rng.word() as u16][rng.below(3) as usize],
+        traffic_class: rng.word() as u8,
         srq: rng.below(2) == 0,
     }
 }

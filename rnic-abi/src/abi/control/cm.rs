@@ -20,6 +20,8 @@ pub struct RcOffer {
     pub rnr_retry: u8,
     /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096. REP has no such field.
     pub path_mtu: u16,
+    /// Traffic class of the path. REP has no such field.
+    pub traffic_class: u8,
     /// The QP has an SRQ.
     pub srq: bool,
 }
@@ -49,6 +51,8 @@ pub struct RcPeer {
     pub ack_timeout: u8,
     /// Path MTU in bytes.
     pub path_mtu: u16,
+    /// Traffic class of the path.
+    pub traffic_class: u8,
     /// The peer's QP has an SRQ.
     pub srq: bool,
 }

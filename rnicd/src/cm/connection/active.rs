@@ -42,6 +42,7 @@ impl ConnectionManager {
             rnr_retry: offer.rnr_retry,
             path_mtu: mtu_code(offer.path_mtu),
             srq: offer.srq,
+            traffic_class: offer.traffic_class,
             ack_timeout: ACK_TIMEOUT,
             from_gid: gid(local.ip()),
             to_gid: gid(peer.ip()),
@@ -149,6 +150,7 @@ fn peer_of_reply(reply: &Reply, offer: &RcOffer, source: u16, gid: Gid) -> RcPee
         rnr_retry: reply.rnr_retry,
         ack_timeout: ACK_TIMEOUT,
         path_mtu: offer.path_mtu,
+        traffic_class: offer.traffic_class,
         srq: reply.srq,
     }
 }

@@ -291,6 +291,7 @@ fn peer_of_request(asked: &Request, source: u16, path_mtu: u16) -> RcPeer {
         rnr_retry: asked.rnr_retry,
         ack_timeout: asked.ack_timeout,
         path_mtu,
+        traffic_class: asked.traffic_class,
         srq: asked.srq,
     }
 }

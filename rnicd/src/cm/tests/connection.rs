@@ -23,6 +23,7 @@ fn offer(psn: u32) -> RcOffer {
         retry_count: 6,
         rnr_retry: 5,
         path_mtu: 1024,
+        traffic_class: 0x28,
         srq: false,
     }
 }
