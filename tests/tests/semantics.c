@@ -412,8 +412,8 @@ static void unsignaled(void)
     unmake(&b);
 }
 
-// A receive that completes in a full CQ overruns it (IBV_EVENT_CQ_ERR). A send queue waits for a
-// free entry instead, so that no completion is lost.
+// A receive that completes in a full CQ overruns it (IBV_EVENT_CQ_ERR). By default, a send queue
+// waits for a free entry instead, so that no completion is lost.
 static void overrun(void)
 {
     enum { ENTRIES = 16 };
@@ -440,6 +440,48 @@ static void overrun(void)
     ibv_ack_async_event(&event);
     event_of(&a, IBV_EVENT_QP_FATAL);
     MUST(state_of(&a) == IBV_QPS_ERR);
+    unmake(&a);
+    unmake(&b);
+}
+
+// With cq_overrun = "error" in the profile, a send that completes in a full CQ overruns it. The CQ
+// keeps the completions before it, and other CQs work.
+static void overrun_by_send(void)
+{
+    enum { ENTRIES = 16 };
+    struct end a, b;
+    pair_with_cq(&a, &b, ENTRIES);
+    struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
+    // More requests than entries are in flight, and the program polls.
+    for (int n = 0; n < 4 * ENTRIES; n++) {
+        struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
+        wr.wr_id = n;
+        wr.send_flags = n % 4 == 3 ? IBV_SEND_SIGNALED : 0;
+        post(&a, &wr);
+    }
+    for (int n = 3; n < 4 * ENTRIES; n += 4)
+        completes(&a, n, IBV_WC_SUCCESS);
+    MUST(!readable(context->async_fd, 0));
+    for (int n = 0; n <= ENTRIES; n++) {
+        struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
+        wr.wr_id = n;
+        post(&a, &wr);
+    }
+    struct ibv_async_event event;
+    MUST(readable(context->async_fd, DEADLINE) && !ibv_get_async_event(context, &event));
+    MUST(event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == a.cq);
+    ibv_ack_async_event(&event);
+    event_of(&a, IBV_EVENT_QP_FATAL);
+    MUST(state_of(&a) == IBV_QPS_ERR);
+    for (int n = 0; n < ENTRIES; n++)
+        completes(&a, n, IBV_WC_SUCCESS);
+    unmake(&a);
+    unmake(&b);
+    pair_with_cq(&a, &b, ENTRIES);
+    sge = (struct ibv_sge){(uintptr_t)a.bytes, 8, a.mr->lkey};
+    struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
+    post(&a, &wr);
+    completes(&a, wr.wr_id, IBV_WC_SUCCESS);
     unmake(&a);
     unmake(&b);
 }
@@ -1002,7 +1044,8 @@ int main(int count, char **arguments)
         {"fence", fence, 1},
         {"solicited", solicited, 1}, {"established", established, 0},
         {"sqe", send_queue_error, 1}, {"refused-iwarp", refused_iwarp, 0},
-        {"unsignaled", unsignaled, 1}, {"overrun", overrun, 1}, {"ignored", ignored, 1},
+        {"unsignaled", unsignaled, 1}, {"overrun", overrun, 1},
+        {"overrun-by-send", overrun_by_send, 1}, {"ignored", ignored, 1},
         {"flush-in-error", flush_in_error, 1}, {"moved-memory", moved_memory, 1},
         {"packed-sges", packed_sges, 1},
     };

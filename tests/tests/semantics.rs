@@ -87,6 +87,15 @@ fn receives_overrun_a_cq_and_sends_wait() {
 }
 
 #[test]
+fn sends_overrun_a_cq_by_profile() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let profile = scratch.path().join("overrun.toml");
+    std::fs::write(&profile, "cq_overrun = \"error\"\n").expect("the profile is written");
+    let config = format!("[wired]\nprofile = {profile:?}\n");
+    run_part("tests/semantics.c", "overrun-by-send", &config, BOTH_DEVICES);
+}
+
+#[test]
 fn receives_posted_in_err_are_flushed() {
     run("flush-in-error");
 }

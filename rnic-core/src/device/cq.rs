@@ -4,7 +4,8 @@
 //! are confined as in RFC 5042 section 6.4.3.2: every request taken from a send queue holds a slot
 //! until it is retired, so send completions and flushes always fit. Receives reserve nothing, and a
 //! receive completion without a free slot is an overflow, which kills this CQ and its QPs and no
-//! others.
+//! others. A profile may let sends overflow in the same way (`cq_overrun`): their requests hold no
+//! slot either.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -24,6 +25,8 @@ pub struct Cq {
     pub context: AtomicU64,
     /// QPs that use it, counted by the control thread.
     pub qps: AtomicU32,
+    /// Send completions without a free slot are an overflow.
+    sends_overrun: bool,
     dead: AtomicBool,
     /// Set while an event of this CQ is on its way to the channel.
     event_pending: AtomicBool,
@@ -81,6 +84,7 @@ impl Cq {
             doorbell: queue.doorbell(),
             context: AtomicU64::new(context),
             qps: AtomicU32::new(0),
+            sends_overrun: false,
             dead: AtomicBool::new(false),
             event_pending: AtomicBool::new(false),
             inner: Mutex::new(Inner {
@@ -89,6 +93,28 @@ impl Cq {
                 completions: 0,
             }),
         }
+    }
+
+    /// Sets whether a send completion without a free slot is an overflow, as on an adapter.
+    /// Otherwise the send queue waits for a slot.
+    #[must_use]
+    pub fn with_overrun_by_sends(mut self, overruns: bool) -> Self {
+        self.sends_overrun = overruns;
+        self
+    }
+
+    /// Returns true if a send completion without a free slot is an overflow.
+    #[inline]
+    pub fn sends_overrun(&self) -> bool {
+        self.sends_overrun
+    }
+
+    /// Returns true if a send completion now overflows the CQ: unread completions fill it. Slots
+    /// that are only reserved may become free again, so a completion waits for them.
+    pub fn is_overrun_by_send(&self) -> bool {
+        let full =
+            |inner: &Inner| inner.producer.unread() >= inner.producer.queue().shape().capacity;
+        self.sends_overrun && full(&self.inner.lock())
     }
 
     /// Returns the handle, unique among the CQs of all sessions.

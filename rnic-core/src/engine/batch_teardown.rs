@@ -1,11 +1,11 @@
 //! Ends the QPs of a CQ or SRQ that died, and of a session that was closed. A few QPs end at a
 //! time, between the turns of others.
 
-use super::Engine;
 use super::reason::Reason;
 use super::schedule::{END_COST, Key, STEP_COST, SessionSlot};
 use super::state::EngineState;
 use super::teardown_queue::{DeadQueue, EndingSession, Queue};
+use super::{Engine, Notification};
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;
 use crate::engine::numbers::cost;
@@ -69,7 +69,14 @@ impl Engine {
         }
         if let Some(next) = next {
             self.state.dying.push_back(DeadQueue { queue, session, next });
+            return true;
         }
+        // The resource manager moves the QPs of other workers to Error. Those of this worker have
+        // ended by now, with an event that has the reason.
+        self.state.report(match queue {
+            Queue::Completion(cq) => Notification::CqFailed(cq),
+            Queue::SharedReceive(srq) => Notification::SrqFailed(srq),
+        });
         true
     }
 

@@ -262,7 +262,7 @@ impl Reason {
             Reason::Cq(cq, CqFault::Full) => Explanation::new(
                 "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
                  queue pairs",
-                format!("completion queue {cq} had no free entry for the completion of a receive"),
+                format!("completion queue {cq} had no free entry for a completion"),
             ),
             Reason::Cq(cq, CqFault::Dead) => Explanation::new(
                 "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \

@@ -249,7 +249,6 @@ impl EngineState {
         }
         let context = cq.context.load(Relaxed);
         self.emit(cq.session(), Event::CqError { cq: cq.id(), context });
-        self.report(Notification::CqFailed(cq.id()));
         self.dying.push_back(DeadQueue::of_cq(cq));
         if let CqFault::BadIndex(fault) = fault {
             let why = format!("completion queue {}: {fault}", cq.id());
@@ -266,7 +265,6 @@ impl EngineState {
         }
         let context = srq.context.load(Relaxed);
         self.emit(srq.session(), Event::SrqError { srq: srq.id(), context });
-        self.report(Notification::SrqFailed(srq.id()));
         self.dying.push_back(DeadQueue::of_srq(srq));
         if let SrqFault::BadIndex(fault) = fault {
             let why = format!("shared receive queue {}: {fault}", srq.id());

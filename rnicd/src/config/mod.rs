@@ -48,7 +48,7 @@ pub use kind::{Kind, Scope};
 pub use limits::{Limits, UNLIMITED, Values};
 pub use log::log_filter;
 pub use ports::PortMap;
-pub use profile::{GidLayout, Maximum, Profile};
+pub use profile::{CqOverrun, GidLayout, Maximum, Profile};
 pub use profile_rules::ProfileRules;
 pub use rnic_abi::units::{Size, Span, SpanOrOff};
 pub use roce_devices::{MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, device_name};

@@ -67,6 +67,8 @@ section! {
     gid_tbl_len: Option<u32> = most(1..=4096), "least entries of the GID table";
     active_width: Option<u8> = most(0..=u8::MAX), "link width, as in ibv_query_port(3)";
     active_speed: Option<u8> = most(0..=u8::MAX), "link speed, as in ibv_query_port(3)";
+    cq_overrun: CqOverrun = word(CqOverrun::Wait, CqOverrun::ALL, CqOverrun::name),
+        "a send completion that finds its CQ full";
     rules: ProfileRules =
         Key::new(ProfileRules::default(), ProfileRules::new, ProfileRules::to_string),
         "fault rules of all programs, for the styles of completions and events";
@@ -271,6 +273,26 @@ impl AtomicCap {
         match self {
             AtomicCap::None => "none",
             AtomicCap::Hca => "hca",
+        }
+    }
+}
+
+/// Handling of a send completion that finds its CQ full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CqOverrun {
+    /// The send queue waits for a free entry.
+    Wait,
+    /// The CQ fails, and its QPs move to ERR.
+    Error,
+}
+
+impl CqOverrun {
+    const ALL: &[Self] = &[CqOverrun::Wait, CqOverrun::Error];
+
+    fn name(self) -> &'static str {
+        match self {
+            CqOverrun::Wait => "wait",
+            CqOverrun::Error => "error",
         }
     }
 }

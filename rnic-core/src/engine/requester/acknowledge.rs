@@ -285,7 +285,7 @@ impl Requester {
             return Ok(Some(seq));
         }
         let Some(entry) = self.take_request(core, engine)? else { return Ok(None) };
-        Ok(Some(self.push_in_flight(&entry)))
+        Ok(Some(self.push_in_flight(&entry, core)))
     }
 
     /// Takes the oldest posted request without sending it. Returns false without a request, or
@@ -296,7 +296,7 @@ impl Requester {
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
         let Some(entry) = self.take_request(core, engine)? else { return Ok(false) };
-        self.push_in_flight(&entry);
+        self.push_in_flight(&entry, core);
         self.in_flight.complete_sending();
         Ok(true)
     }

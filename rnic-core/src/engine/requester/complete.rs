@@ -1,5 +1,6 @@
 //! Completes requests in posting order, and flushes requests that can no longer be executed.
-//! Signaled requests have a reserved CQ slot. An unsignaled request that fails waits for a slot.
+//! Signaled requests have a reserved CQ slot, unless sends may overrun the CQ. An unsignaled
+//! request that fails waits for a slot.
 
 use arrayvec::ArrayVec;
 
@@ -35,6 +36,8 @@ impl Requester {
         loop {
             let mut retired = 0;
             let mut waits = false;
+            // The next completion may overrun the CQ, once those before it are published.
+            let mut overruns = false;
             // The client works on the published completions while the rest follows.
             while retired < FLUSH_BATCH
                 && !cqes.is_full()
@@ -49,13 +52,20 @@ impl Requester {
                 if !silent && !request.has_slot {
                     match self.have_slot(1, core, engine) {
                         Ok(true) => self.slots -= 1,
+                        Ok(false) if core.send_cq.sends_overrun() && !cqes.is_empty() => {
+                            overruns = true;
+                            break;
+                        }
                         Ok(false) => {
-                            // The CQ's doorbell wakes the QP.
-                            life.flush_later();
+                            // The CQ's doorbell wakes the QP, which completes successful requests
+                            // in each turn.
+                            if status != CompletionStatus::Success || life.phase().flushes() {
+                                life.flush_later();
+                            }
                             waits = true;
                             break;
                         }
-                        // No completion can be published to a dead CQ.
+                        // The CQ is dead, or dies now. No completion can be published to it.
                         Err(fault) => engine.cq_died(&core.send_cq, fault),
                     }
                 }
@@ -80,7 +90,7 @@ impl Requester {
                 break;
             }
             // A full batch, unsignaled requests included, so more may follow.
-            let more_may_follow = retired == FLUSH_BATCH;
+            let more_may_follow = retired == FLUSH_BATCH || overruns;
             core.shared.sends_completed.add(u64::from(retired));
             // Ring slots come back first: a client that sees the completion may post at once.
             self.sq.retire(retired);
@@ -166,8 +176,9 @@ impl Requester {
             self.sq.retire(flushed);
             core.publish_sends(&cqes, engine);
         }
-        // If the CQ has no room, its doorbell wakes the QP.
-        if posted > most && flushed == most {
+        // If the CQ has no room, its doorbell wakes the QP, or the next completion overruns it.
+        let overruns = core.send_cq.sends_overrun() && (1..most).contains(&flushed);
+        if posted > most && flushed == most || overruns {
             life.flush_later();
             engine.wake(core);
         }

@@ -37,7 +37,7 @@ impl Requester {
             self.fenced = Some(entry);
             return Ok(false);
         }
-        let seq = self.push_in_flight(&entry);
+        let seq = self.push_in_flight(&entry, core);
         let begun = match fault {
             RequestFault::Fails(reason) => Err(reason),
             _ => self.datagram(&entry, seq, mtu, core, engine),

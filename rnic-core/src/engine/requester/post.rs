@@ -1,10 +1,10 @@
 //! Turns entries of the send queue into outgoing messages: takes requests, checks them and holds
 //! them back.
 //!
-//! A request is taken only when a CQ slot is reserved for it. It is copied to private memory and
-//! validated there. An invalid request completes in error and moves the QP to Error, or to SQE on
-//! UC and UD. Fences, ORD and STag changes hold back the queue, and no request overtakes another
-//! (RFC 5040 section 5.5).
+//! A request is taken only when a CQ slot is reserved for it, unless sends may overrun the CQ. It
+//! is copied to private memory and validated there. An invalid request completes in error and moves
+//! the QP to Error, or to SQE on UC and UD. Fences, ORD and STag changes hold back the queue, and
+//! no request overtakes another (RFC 5040 section 5.5).
 
 use super::in_flight::{OutboundRequest, Progress, Request, ResponseKind};
 use super::message::{
@@ -149,7 +149,8 @@ impl Requester {
         Ok(false)
     }
 
-    /// Takes the next request, with a CQ slot reserved for it if it is signaled.
+    /// Takes the next request, with a CQ slot reserved for it if it is signaled and sends cannot
+    /// overrun the CQ.
     #[inline(always)]
     pub(super) fn take_request(
         &mut self,
@@ -169,7 +170,7 @@ impl Requester {
                 None => return Ok(None),
             },
         };
-        if self.signals(&entry)
+        if self.reserves_slot(&entry, core)
             && !self.have_slot(pending, core, engine).map_err(RequestError::Cq)?
         {
             self.fenced = Some(entry);
@@ -208,6 +209,10 @@ impl Requester {
     }
 
     /// Returns true if a CQ slot is reserved. Otherwise the QP is woken when one is free.
+    ///
+    /// # Errors
+    ///
+    /// The CQ is dead or corrupt, or a send completion overruns it.
     pub(super) fn have_slot(
         &mut self,
         wanted: u32,
@@ -224,6 +229,7 @@ impl Requester {
                 core.send_cq.wait_for_space(engine.worker);
             }
             match core.send_cq.reserve(wanted)? {
+                0 if core.send_cq.is_overrun_by_send() => return Err(CqFault::Full),
                 0 => {}
                 n => {
                     self.slots = n;
@@ -241,15 +247,15 @@ impl Requester {
         engine.unreserve(&core.send_cq, spare);
     }
 
-    /// Puts a request in flight, with the slot reserved for it if it is signaled. Returns its
-    /// sequence number.
-    pub(super) fn push_in_flight(&mut self, entry: &SendEntry) -> u64 {
+    /// Puts a request in flight, with the slot reserved for it if any. Returns its sequence number.
+    pub(super) fn push_in_flight(&mut self, entry: &SendEntry, core: &QpCore) -> u64 {
         let h = &entry.header;
         let signaled = self.signals(entry);
+        let has_slot = self.reserves_slot(entry, core);
         let kind = SendOpcode::from_u8(h.opcode).unwrap_or(SendOpcode::Send);
-        self.slots -= u32::from(signaled);
+        self.slots -= u32::from(has_slot);
         let request = Request::new(h.wr_id, kind, signaled);
-        self.in_flight.push(Request { has_slot: signaled, ..request })
+        self.in_flight.push(Request { has_slot, ..request })
     }
 
     /// Returns true if the request completes with a CQE even if it succeeds.
@@ -259,8 +265,14 @@ impl Requester {
         self.signal_all || flags.contains(SendFlags::SIGNALED)
     }
 
-    /// Starts a request and consumes one reserved slot. Returns true if a message is in progress.
-    /// `fault` is the reason why a rule fails the request.
+    /// Returns true if the request holds a CQ slot from its start.
+    #[inline]
+    fn reserves_slot(&self, entry: &SendEntry, core: &QpCore) -> bool {
+        self.signals(entry) && !core.send_cq.sends_overrun()
+    }
+
+    /// Starts a request and consumes the slot reserved for it. Returns true if a message is in
+    /// progress. `fault` is the reason why a rule fails the request.
     fn begin(
         &mut self,
         entry: &SendEntry,
@@ -271,7 +283,7 @@ impl Requester {
     ) -> Result<bool, RequestError> {
         let h = &entry.header;
         let opcode = SendOpcode::from_u8(h.opcode);
-        let seq = self.push_in_flight(entry);
+        let seq = self.push_in_flight(entry, core);
         let spare = &h.params[opcode.map_or(0, SendOpcode::parameters)..];
         let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
         let begun = match opcode {

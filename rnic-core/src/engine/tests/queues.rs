@@ -180,6 +180,70 @@ fn an_overflow_kills_only_its_cq() {
     }
 }
 
+/// Connects two pairs. The first QPs of both complete their sends to a CQ of four entries, which
+/// sends overrun.
+fn with_overrun(wiring: Wiring) -> World {
+    let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+    let a = w.app(0);
+    let b = w.app(usize::from(!wiring.direct));
+    let tiny = w.cq_overrun_by_sends(a, 4);
+    let roomy = w.cq(a, 64);
+    let cq_b = w.cq(b, 64);
+    for _ in 0..2 {
+        w.qp(a, tiny, roomy, QpShape { sq: 64, ..QpShape::default() });
+        w.qp(b, cq_b, cq_b, QpShape::default());
+    }
+    w.connect(0, 1, wiring);
+    w.connect(2, 3, wiring);
+    w.settle();
+    (0..4).for_each(|qp| drop(w.events(qp)));
+    w
+}
+
+#[test]
+fn sends_overrun_a_cq_on_request() {
+    for wiring in Wiring::both() {
+        let mut w = with_overrun(wiring);
+        let to = w.any_mr(1, 32 * 1024);
+        // Short and long Writes, which the direct path executes differently. Requests in flight may
+        // outnumber the entries, and unsignaled requests need none.
+        let from = w.any_mr(0, 20_000);
+        for round in 0..3 {
+            let mut requests: Vec<Wr> =
+                (0..20).map(|n| Wr::write(n, &[], &to, 0).inline(b"x").unsignaled()).collect();
+            requests.extend((20..22).map(|n| Wr::write(n, &[], &to, 0).inline(b"x")));
+            requests.extend((22..24).map(|n| Wr::write(n, &[from.sge(0..20_000)], &to, 0)));
+            w.post(0, &requests);
+            let expected: Vec<String> = (20..24).map(|n| format!("{n} RdmaWrite")).collect();
+            assert_eq!(w.poll_cq(0, 0, 99), expected, "round {round} {wiring:?}");
+        }
+        assert_eq!(w.events(0), [""; 0], "{wiring:?}");
+        w.post(0, &(0..5).map(|n| Wr::write(n, &[], &to, 0).inline(b"y")).collect::<Vec<_>>());
+        w.settle();
+        let events = w.events(0);
+        let count = |wanted: &str| events.iter().filter(|event| *event == wanted).count();
+        assert_eq!(count("CQ error"), 1, "{events:?} {wiring:?}");
+        assert_eq!(count("fatal: its completion queue is dead"), 2, "{events:?} {wiring:?}");
+        assert_eq!([w.state(0), w.state(2)], [QpState::Error; 2]);
+        let expected: Vec<String> = (0..4).map(|n| format!("{n} RdmaWrite")).collect();
+        assert_eq!(w.poll_cq(0, 0, 99), expected);
+        assert!(w.misbehaved.is_empty());
+    }
+}
+
+#[test]
+fn flushed_sends_overrun_a_cq_on_request() {
+    for wiring in Wiring::both() {
+        let mut w = with_overrun(wiring);
+        w.abort(0);
+        w.push(0, &(0..5).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
+        w.settle();
+        let events = w.events(0);
+        assert!(events.iter().any(|event| event == "CQ error"), "{events:?} {wiring:?}");
+        assert_eq!(w.state(2), QpState::Error);
+    }
+}
+
 #[test]
 fn a_waiting_flush_ends_with_its_cq() {
     for wiring in Wiring::both() {

@@ -9,7 +9,7 @@ use rnic_abi::types::*;
 use rnic_core::device::Cq;
 
 use super::{CqObject, Room};
-use crate::config::Config;
+use crate::config::{Config, CqOverrun};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::qp::Qp;
@@ -37,7 +37,9 @@ impl Manager {
         let handle = self.handles.cqs.allocate(id);
         let cq = CqId(handle.number());
         let queue = place.format(QueueKind::Completion, cq.0, &doorbell)?;
-        let shared = Arc::new(Cq::new(cq, id, context, queue));
+        let overruns = self.config.wired.profile.keys.cq_overrun == CqOverrun::Error;
+        let shared = Cq::new(cq, id, context, queue).with_overrun_by_sends(overruns);
+        let shared = Arc::new(shared);
         let channel = channel.zip(notified).map(|(channel, (sender, used))| {
             self.workers.all(|| Command::RegisterCq { cq, session: id, channel: sender.clone() });
             (channel, used)

@@ -54,13 +54,23 @@ impl World {
     }
 
     pub fn cq(&mut self, app: usize, entries: u32) -> usize {
+        self.new_cq(app, entries, false)
+    }
+
+    /// Creates a CQ that send completions without a free entry overrun.
+    pub fn cq_overrun_by_sends(&mut self, app: usize, entries: u32) -> usize {
+        self.new_cq(app, entries, true)
+    }
+
+    fn new_cq(&mut self, app: usize, entries: u32, overrun_by_sends: bool) -> usize {
         let id = CqId(self.id());
         let offset = self.apps[app].next_offset;
         let shape = QueueShape::completion(entries);
         let queue = self.queue(app, QueueKind::Completion, shape, id.0);
         let consumer = CompletionConsumer::new(self.client_end(app, &queue, offset));
         self.apps[app].next_doorbell += 1;
-        let cq = Arc::new(Cq::new(id, self.apps[app].session, 7, queue));
+        let cq = Cq::new(id, self.apps[app].session, 7, queue);
+        let cq = Arc::new(cq.with_overrun_by_sends(overrun_by_sends));
         self.apps[app].cqs.push(CqEnd { cq, consumer });
         self.apps[app].cqs.len() - 1
     }
