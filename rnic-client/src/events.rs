@@ -44,6 +44,7 @@ impl Subject {
             | Event::RequestError { qp, .. }
             | Event::RcReply { qp, .. }
             | Event::RcRejected { qp, .. }
+            | Event::DatagramLost { qp, .. }
             | Event::Resolved { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
             Event::SrqLimit { srq, .. }

@@ -839,6 +839,10 @@ fn events() {
             ),
             (Event::ResolutionFailed { context: 300, errno: 110 }, "1bac026e"),
             (Event::DeviceRemoved { device: "rxe0".into() }, "1c0472786530"),
+            (
+                Event::DatagramLost { qp, context, reason: "full".into() },
+                "1d06808080808080808080010466756c6c",
+            ),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -376,9 +376,14 @@ impl LifeCycle {
         self.record_routine(core, engine, what, &rule_of(code), text);
     }
 
-    /// Records the first dropped datagram of its kind.
-    pub(super) fn record_drop(&self, core: &QpCore, engine: &EngineState, text: &str) {
-        self.record_routine(core, engine, DiagnosisKind::Dropped, DATAGRAMS, text);
+    /// Records the first datagram that is lost for a reason. Returns the number of the record.
+    pub(super) fn record_lost_datagram(
+        &self,
+        core: &QpCore,
+        engine: &EngineState,
+        text: &str,
+    ) -> u64 {
+        self.record_routine(core, engine, DiagnosisKind::Dropped, DATAGRAMS, text)
     }
 
     /// Keeps the first record of a QP as the reason for its end.

@@ -73,6 +73,7 @@ fn deliver(device: &Arc<Device>, event: Event) {
             }
         }
         Event::SrqUnfair { .. } => {}
+        Event::DatagramLost { qp, reason, .. } => log::debug(|| format!("QP {qp}: {reason}")),
         Event::GidsChanged => device.gids_changed(),
         Event::DevicesChanged => device.tables_changed(),
         Event::DeviceRemoved { device: name } => {

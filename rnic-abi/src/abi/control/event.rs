@@ -283,6 +283,16 @@ pub enum Event {
         /// Name of the device.
         device: String,
     },
+    /// A datagram was lost: the QP dropped it, or the daemon has no QP for it. Sent once per reason
+    /// until the QP is reset; the counter `dropped` of the receiver counts all.
+    DatagramLost {
+        /// The UD QP that dropped or sent it.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Human-readable explanation.
+        reason: String,
+    },
 }
 
 /// Object of an asynchronous event.

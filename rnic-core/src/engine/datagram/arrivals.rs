@@ -7,7 +7,7 @@ use rnic_abi::abi::queue::Cqe;
 use rnic_abi::types::SessionId;
 
 bitflags! {
-    /// Reasons for dropping a datagram.
+    /// Reasons for which a datagram is lost.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) struct Drops: u8 {
         /// Its Q_Key is not that of the QP.
@@ -20,6 +20,8 @@ bitflags! {
         const FORBIDDEN = 8;
         /// Too many copies to memory of the receive's session are in progress.
         const COPIER = 16;
+        /// This daemon has no QP for a datagram of this QP.
+        const NO_QP = 32;
     }
 }
 

@@ -95,7 +95,7 @@ pub(super) struct Datagrams {
     allowed: Option<(IpAddr, IpAddr)>,
     /// Datagrams that wait for a copier, oldest first.
     placing: VecDeque<PendingDatagram>,
-    /// Drop reasons already reported to the owner.
+    /// Reasons of lost datagrams already reported to the owner.
     drops: Drops,
 }
 

@@ -1,5 +1,8 @@
 //! Received datagrams. A datagram that a QP does not accept is dropped and counted. The first for
-//! each reason is recorded as a diagnosis.
+//! each reason is recorded as a diagnosis and reported to the owner, so that a sender cannot flood
+//! the owner with reports.
+
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::PortChanges;
 use super::arrivals::{Drops, PendingDatagram};
@@ -12,6 +15,7 @@ use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::responder::placement::Placed;
 use crate::engine::schedule::QUANTUM;
 use crate::engine::state::EngineState;
+use rnic_abi::abi::control::Event;
 use rnic_abi::abi::queue::{CompletionFlags, Cqe};
 use rnic_abi::roce::p_key::p_keys_match;
 use rnic_abi::roce::{Datagram, grh};
@@ -33,6 +37,11 @@ impl Qp {
         !forged
     }
 
+    /// Returns true if this is a UD QP in a state that accepts datagrams.
+    pub(super) fn receives_datagrams(&self) -> bool {
+        self.life.phase().receives() && matches!(self.link, Link::Datagrams)
+    }
+
     /// Handles a received datagram. `bytes` holds the GRH, then the data.
     pub(in crate::engine) fn datagram_arrived(
         &mut self,
@@ -40,7 +49,7 @@ impl Qp {
         datagram: &Datagram,
         bytes: &[u8],
     ) {
-        if !self.life.phase().receives() || !matches!(self.link, Link::Datagrams) {
+        if !self.receives_datagrams() {
             return;
         }
         if self.is_stopped() {
@@ -155,11 +164,9 @@ impl Qp {
         why: Drops,
     ) {
         self.core.shared.dropped.add(1);
-        let Some(datagrams) = &mut self.datagrams else { return };
-        if datagrams.drops.contains(why) {
+        if !self.is_first_loss(why) {
             return;
         }
-        datagrams.drops |= why;
         let from = datagram.from.address();
         let source = datagram.source;
         let what = match why {
@@ -177,7 +184,43 @@ impl Qp {
             ),
         };
         let text = format!("dropped a datagram from queue pair {source} at {from}: {what}");
-        self.life.record_drop(&self.core, engine, &text);
+        self.report_loss(engine, text);
+    }
+
+    /// Handles a datagram of this QP to a QP that this daemon does not have, or that cannot receive
+    /// it. The sender's request succeeds, as on an adapter.
+    pub(super) fn datagram_without_receiver(
+        &mut self,
+        engine: &mut EngineState,
+        datagram: &Datagram,
+    ) {
+        if !self.is_first_loss(Drops::NO_QP) {
+            return;
+        }
+        let to = datagram.to.address();
+        let qp = datagram.qp;
+        let text = format!(
+            "lost a datagram to queue pair {qp} at {to}: the daemon has no UD queue pair {qp} that \
+             receives"
+        );
+        self.report_loss(engine, text);
+    }
+
+    /// Returns true for the first datagram that is lost for this reason.
+    fn is_first_loss(&mut self, why: Drops) -> bool {
+        let Some(datagrams) = &mut self.datagrams else { return false };
+        let first = !datagrams.drops.contains(why);
+        datagrams.drops |= why;
+        first
+    }
+
+    /// Records a lost datagram and reports it to the owner.
+    fn report_loss(&self, engine: &mut EngineState, text: String) {
+        let why = self.life.record_lost_datagram(&self.core, engine, &text);
+        let qp = self.core.id;
+        let context = self.core.shared.context.load(Relaxed);
+        let reason = format!("{text}; later ones are not reported (rnicctl why {why})");
+        engine.emit(self.core.session, Event::DatagramLost { qp, context, reason });
     }
 
     // --- Copiers -----------------------------------------------------------------------------

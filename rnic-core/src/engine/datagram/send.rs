@@ -58,19 +58,21 @@ impl Engine {
         }
         if datagram.qp == qp.core.id {
             qp.datagram_arrived(&mut self.state, datagram, bytes);
-        } else {
-            self.datagram_arrived(datagram, bytes);
+        } else if !self.datagram_arrived(datagram, bytes) {
+            qp.datagram_without_receiver(&mut self.state, datagram);
         }
     }
 
-    /// Delivers a datagram to another QP of this engine, if it exists. The receiver is charged only
-    /// if a receive fails.
-    fn datagram_arrived(&mut self, datagram: &Datagram, bytes: &[u8]) {
-        let Some(key) = self.by_id.get(&datagram.qp) else { return };
-        let Some(qp) = self.qps.get_mut(*key as usize).and_then(Option::as_mut) else { return };
+    /// Delivers a datagram to another QP of this engine. Returns false if there is no such UD QP in
+    /// a state that receives. The receiver is charged only if a receive fails.
+    fn datagram_arrived(&mut self, datagram: &Datagram, bytes: &[u8]) -> bool {
+        let Some(key) = self.by_id.get(&datagram.qp) else { return false };
+        let found = self.qps.get_mut(*key as usize).and_then(Option::as_mut);
+        let Some(qp) = found.filter(|qp| qp.receives_datagrams()) else { return false };
         let before = qp.core.turn.deficit;
         qp.datagram_arrived(&mut self.state, datagram, bytes);
         self.state.settle(&mut qp.core, before);
+        true
     }
 
     /// Handles a packet from another daemon. `from` and `to` are its UDP addresses. The receiving

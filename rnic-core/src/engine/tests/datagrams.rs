@@ -166,6 +166,17 @@ fn dropped_datagrams_are_counted() {
         for (text, word) in said.iter().zip(["no receive", "its Q_Key", "340 bytes"]) {
             assert!(text.contains(word), "{text}");
         }
+        // The owners of the QPs get an event for each record, and the sender one for the missing QP
+        // of its own daemon.
+        let events = w.events(B);
+        assert_eq!(events.len(), 3, "{events:#?}");
+        let mut texts = said.iter().zip(&events);
+        assert!(texts.all(|(text, event)| event.contains(text)), "{events:#?}");
+        let events = w.events(A);
+        let is_local = host_of(&w, A) == host_of(&w, B);
+        assert_eq!(events.len(), usize::from(is_local), "{events:#?}");
+        assert!(events.iter().all(|event| event.contains("no UD queue pair 11259375")));
+        assert_eq!(w.diagnoses(A).len(), events.len());
         assert_eq!((w.state(A), w.state(B)), (QpState::Rts, QpState::Rts));
     }
 }

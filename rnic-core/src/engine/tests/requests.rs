@@ -233,6 +233,7 @@ pub(super) fn event(event: &Event) -> String {
         Event::SrqLimit { .. } => "SRQ limit".to_owned(),
         Event::SrqError { .. } => "SRQ error".to_owned(),
         Event::SrqUnfair { qp, taken, of_last, .. } => format!("QP {qp} took {taken}/{of_last}"),
+        Event::DatagramLost { qp, reason, .. } => format!("QP {qp}: {reason}"),
         Event::LastWqeReached { qp, .. } => format!("last receive of QP {qp}"),
         other => format!("{other:?}"),
     }
