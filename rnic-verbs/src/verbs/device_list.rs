@@ -2,16 +2,18 @@
 //! of names, or if the list is empty, the RoCE devices.
 
 use std::ffi::{OsStr, c_char, c_int};
+use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use rnic_client::DeviceKind;
 
-use crate::c::ibv_device;
+use crate::c::{IBV_SYSFS_NAME_MAX, ibv_device};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::{Body, Kind, is_live, publish, withdraw};
 use crate::ffi::pointers::Out;
+use crate::memory::maps;
 use crate::verbs::adapter::Adapter;
 use crate::verbs::device::Device;
 use crate::verbs::session;
@@ -84,14 +86,15 @@ fn free(list: *mut *mut ibv_device) -> Result<(), Errno> {
     unsafe { withdraw::<DeviceList>(list.cast()) }.map(drop)
 }
 
+/// Returns the name in the structure. Some programs make a structure of their own.
 fn name(device: *mut ibv_device) -> *const c_char {
-    if !is_live(Kind::Device, device.addr()) {
-        no_device(device).of("ibv_get_device_name").report();
-        return null();
+    let name = device.cast_const().cast::<c_char>().wrapping_add(offset_of!(ibv_device, name));
+    let is_readable = || maps::is_readable(name.addr() as u64, IBV_SYSFS_NAME_MAX as u64);
+    if is_live(Kind::Device, device.addr()) || is_readable().unwrap_or(false) {
+        return name;
     }
-    // SAFETY: `is_live` has found `device`, and during the call the program does not free the list
-    // that keeps it open (ibv_get_device_name(3)).
-    unsafe { (&raw const (*device).name).cast() }
+    no_device(device).of("ibv_get_device_name").report();
+    null()
 }
 
 /// Returns the GUID, in network byte order.
@@ -109,7 +112,7 @@ pub(crate) fn no_device(device: *mut ibv_device) -> Errno {
 entry! {
     uncancelled ibv_get_device_list(count: Out<c_int>) -> pointer<*mut ibv_device> = get;
     uncancelled ibv_free_device_list(list: *mut *mut ibv_device) -> nothing = free;
-    plain ibv_get_device_name(device: *mut ibv_device) -> value<*const c_char> = name;
+    uncancelled ibv_get_device_name(device: *mut ibv_device) -> value<*const c_char> = name;
     plain ibv_get_device_guid(device: *mut ibv_device) -> value<u64> = guid;
 }
 
