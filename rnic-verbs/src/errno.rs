@@ -35,7 +35,7 @@ macro_rules! busy {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Errno {
     number: i32,
-    /// `None` if it is not logged: the log is off, or there was nothing to return yet.
+    /// `None` if it is not logged: the log is off, or there was nothing to return.
     reason: Option<Box<str>>,
 }
 
@@ -45,8 +45,8 @@ impl Errno {
         Errno { number, reason: log::is_on().then(|| reason.to_string().into()) }
     }
 
-    /// Creates an error for an empty queue or an interrupted wait. Not logged, because polling
-    /// programs get it all the time.
+    /// Creates an error for an empty queue, an interrupted wait or an empty table entry. Not
+    /// logged, because programs that poll or read a table get it all the time.
     pub(crate) fn nothing_yet(number: i32) -> Errno {
         Errno { number, reason: None }
     }

@@ -1,10 +1,12 @@
-// The lines of RNIC_LOG=debug about lost datagrams. The command line names the part to run, which
-// prints "done" on success.
+// The lines of RNIC_LOG=debug about lost datagrams and rejected connections, and those that a walk
+// of the GID table does not write. The command line names the part to run, which prints "done" on
+// success.
 
 #include "refusals.h"
 
-#include <infiniband/verbs.h>
 #include <poll.h>
+
+#include "rdma_cm.h"
 
 static char text[1 << 16];
 
@@ -121,6 +123,45 @@ static void datagrams(void)
     MUST(!ibv_dereg_mr(mr));
 }
 
+static void rejected(void)
+{
+    events = rdma_create_event_channel();
+    struct rdma_cm_id *id;
+    MUST(events && !rdma_create_id(events, &id, NULL, RDMA_PS_TCP));
+    resolve(id, htons(9));
+    struct ibv_qp_init_attr wanted = {.qp_type = IBV_QPT_RC, .cap = {1, 1, 1, 1, 0}};
+    MUST(!rdma_create_qp(id, NULL, &wanted) && !rdma_connect(id, NULL));
+    MUST(status_of(events, RDMA_CM_EVENT_REJECTED) == 8);
+    char line[128];
+    snprintf(line, sizeof line, "rnic: rdma_connect: 127.0.0.1:%u to 127.0.0.1:9: rejected: ",
+             ntohs(rdma_get_src_port(id)));
+    logs(line);
+    logs("invalid service ID: no program listens at this port (reason 8)");
+    rdma_destroy_qp(id);
+    MUST(!rdma_destroy_id(id));
+    rdma_destroy_event_channel(events);
+}
+
+static void table(void)
+{
+    open_device();
+    struct ibv_port_attr port;
+    MUST(!ibv_query_port(context, 1, &port));
+    int empty = 0;
+    for (int n = 0; n < port.gid_tbl_len; n++) {
+        struct ibv_gid_entry entry;
+        int error = ibv_query_gid_ex(context, 1, n, &entry, 0);
+        MUST(error == 0 || error == ENODATA);
+        empty += error != 0;
+    }
+    MUST(port.gid_tbl_len == 64 && empty > 0);
+    MUST(lines_with("GID") == 0);
+    // An address handle needs an entry.
+    struct ibv_ah_attr route = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 63}};
+    NONE(EINVAL, ibv_create_ah(pd, &route));
+    MUST(lines_with("grh.sgid_index 63: ") == 1);
+}
+
 static void closes(void)
 {
     if (context)
@@ -134,7 +175,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } all[] = {{"datagrams", datagrams}};
+    } all[] = {{"datagrams", datagrams}, {"rejected", rejected}, {"table", table}};
     for (size_t n = 0; n < sizeof all / sizeof *all; n++)
         if (!strcmp(argv[1], all[n].name)) {
             all[n].run();

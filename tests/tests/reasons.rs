@@ -1,4 +1,4 @@
-//! Lines of `RNIC_LOG=debug` about lost datagrams.
+//! Lines of `RNIC_LOG=debug` about lost datagrams, rejected connections and GID tables.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -18,4 +18,17 @@ fn run(part: &str, config: &str) {
 #[test]
 fn lost_datagrams_leave_a_line_for_each_reason() {
     run("datagrams", "");
+}
+
+#[test]
+fn rejections_name_addresses_and_reason() {
+    run("rejected", "");
+}
+
+#[test]
+fn empty_gid_entries_leave_no_line() {
+    let scratch = tempfile::tempdir().unwrap();
+    let profile = scratch.path().join("wide.toml");
+    std::fs::write(&profile, "gid_tbl_len = 64\n").unwrap();
+    run("table", &format!("[wired]\nprofile = {profile:?}\n"));
 }

@@ -29,6 +29,7 @@ mod port;
 pub(crate) mod qp;
 mod rc;
 mod rc_attr;
+mod rejection;
 pub(crate) mod resolve;
 mod service;
 pub(crate) mod srq;

@@ -6,6 +6,7 @@
 //! QP without the id moves the QP itself, with the attributes of `rdma_init_qp_attr(3)`.
 
 use std::ffi::c_int;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rnic_client::{AddressPair, GidRow, QpId, RcOffer, RcPeer};
@@ -13,6 +14,7 @@ use rnic_client::{AddressPair, GidRow, QpId, RcOffer, RcPeer};
 use super::connect::no_qp;
 use super::delays::Action;
 use super::rc_attr::{RcConnection, Reads, gid_of, saturate};
+use super::rejection;
 use super::state::{Attempt, CmEvent, ConnectParams, IdBody, Parameters, Phase, State};
 use crate::c::*;
 use crate::errno::Errno;
@@ -293,10 +295,10 @@ impl IdBody {
 
     /// Handles a rejection (REJ) by the peer's program or connection manager.
     pub(super) fn rc_rejected(self: &Arc<Self>, reason: u16, private_data: Vec<u8>) {
-        if reason == NO_LISTENER && self.can_retry() {
+        if reason == rejection::NO_LISTENER && self.can_retry() {
             return self.ids().delays.add(self, Action::ConnectAgain);
         }
-        log::debug(|| format!("the peer rejected the connection for reason {reason}"));
+        self.log_rejection(reason);
         if !self.attempt_ended() {
             return;
         }
@@ -304,6 +306,21 @@ impl IdBody {
         let mut arrived = CmEvent::new(self, RDMA_CM_EVENT_REJECTED, reason.into());
         arrived.connection = Some(Parameters { private_data, ..Parameters::default() });
         self.push_event(arrived);
+    }
+
+    fn log_rejection(&self, reason: u16) {
+        log::debug(|| {
+            let (source, peer, passive) = {
+                let state = self.state.lock();
+                (state.source, state.peer, state.passive)
+            };
+            let function = if passive { "rdma_accept" } else { "rdma_connect" };
+            let shown =
+                |end: Option<SocketAddr>| end.map(|end| end.to_string()).unwrap_or_default();
+            let (from, to) = (shown(source), shown(peer));
+            let words = rejection::text(reason);
+            format!("{function}: {from} to {to}: rejected: {words} (reason {reason})")
+        });
     }
 
     /// Returns true if the id is connecting and it is too early to report a refusal.
@@ -382,10 +399,6 @@ pub(super) const REJECT_DATA: usize = 148;
 
 /// Maximum of a field with 3 bits.
 const MAX_RETRIES: u8 = 7;
-
-/// Reason of a rejection: the service ID is invalid (IBTA specification, volume 1, section
-/// 12.6.7.2).
-const NO_LISTENER: u16 = 8;
 
 #[cfg(test)]
 mod tests {
