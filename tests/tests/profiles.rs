@@ -110,6 +110,10 @@ fn devinfo_shows_the_profile() {
         "max_qp_rd_atom: 16",
         "local_ca_ack_delay: 16",
         "gid_tbl_len: 255",
+        // Capabilities.
+        "RC_RNR_NAK_GEN",
+        "PORT_ACTIVE_EVENT",
+        "SYS_IMAGE_GUID",
         // The limits of the daemon are lower.
         "max_qp_wr: 16384",
         "max_sge: 16",

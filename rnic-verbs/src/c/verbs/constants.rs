@@ -27,6 +27,7 @@ pub const IBV_DEVICE_CURR_QP_STATE_MOD: u32 = 1 << 7;
 pub const IBV_DEVICE_SHUTDOWN_PORT: u32 = 1 << 8;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: u32 = 1 << 10;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: u32 = 1 << 11;
+pub const IBV_DEVICE_RC_RNR_NAK_GEN: u32 = 1 << 12;
 pub const IBV_DEVICE_SRQ_RESIZE: u32 = 1 << 13;
 pub const IBV_DEVICE_N_NOTIFY_CQ: u32 = 1 << 14;
 pub const IBV_DEVICE_MEM_WINDOW: u32 = 1 << 17;

@@ -133,10 +133,15 @@ impl ContextBody {
         attr.hw_ver = has.hw_ver;
         attr.max_qp = int(has.max_qps);
         attr.max_qp_wr = int(has.max_wr_depth);
-        let flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
+        let mut flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
+            | c::IBV_DEVICE_PORT_ACTIVE_EVENT
+            | c::IBV_DEVICE_SYS_IMAGE_GUID
             | c::IBV_DEVICE_MEM_WINDOW
             | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
+        if self.adapter.kind() == DeviceKind::Roce {
+            flags |= c::IBV_DEVICE_RC_RNR_NAK_GEN;
+        }
         attr.device_cap_flags = flags & most.profile.device_cap_flags;
         attr.max_sge = i32::from(has.max_sge);
         attr.max_sge_rd = i32::from(most.sge_rd);
