@@ -126,7 +126,7 @@ static void cross(void)
         MUST(!ibv_query_gid(rails[n].context, 1, 0, &gid[n]));
     }
     for (int n = 0; n < 2; n++)
-        connect_rc(qp[n], gid[!n], qp[!n]->qp_num, PATIENCE);
+        connect_rc(qp[n], gid[!n], qp[!n]->qp_num, RETRIES);
     MUST(!post_on(qp[0], &rails[0], rails[1].mr->rkey));
     printf("cross %d\n", status_of(&rails[0]));
     MUST(!ibv_destroy_qp(qp[0]) && !ibv_destroy_qp(qp[1]));

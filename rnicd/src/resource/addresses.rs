@@ -55,8 +55,8 @@ impl Manager {
         self.note("gids_changed", None, format!("{count} GIDs"));
     }
 
-    /// Passes the GIDs to the connection manager and to all UD QPs, after a change of the GIDs or of
-    /// the sockets.
+    /// Passes the GIDs to the connection manager and to all UD QPs, after a change of the GIDs or
+    /// of the sockets.
     pub(super) fn refresh_datagram_port(&mut self) {
         let Config { wired, engine, .. } = &*self.config;
         let without_socket: Vec<Gid> = self.gids_without_socket().collect();

@@ -66,8 +66,8 @@ impl QpBody {
         attributes: &c::ibv_qp_attr,
         mask: i32,
     ) -> Result<(), Errno> {
-        // A fault of its CQ or SRQ can also move a QP that is not in RTR yet. The daemon then refuses
-        // RTR, so the four changes of a new connection need one query instead of four.
+        // A fault of its CQ or SRQ can also move a QP that is not in RTR yet. The daemon then
+        // refuses RTR, so the four changes of a new connection need one query instead of four.
         if !matches!(states.state(), c::IBV_QPS_RESET | c::IBV_QPS_INIT) {
             states.follow(self.qp.query()?.state);
         }

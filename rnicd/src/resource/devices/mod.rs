@@ -135,7 +135,8 @@ pub(super) struct RoceDevices {
     pub(super) addresses: Vec<GidRow>,
     /// The addresses of the host at the last read.
     pub(super) interfaces: Vec<Interface>,
-    /// Addresses of 127.0.0.0/8 of devices, including removed devices, which programs may still use.
+    /// Addresses of 127.0.0.0/8 of devices, including removed devices, which programs may still
+    /// use.
     pub(super) named: Vec<IpAddr>,
     /// The device tree must be updated.
     changed: bool,
