@@ -651,7 +651,7 @@ fn malformed_replies_to_dials_are_reported() {
         let sent = Introduction { sq_psn: Some(9), to_qp: end.qp.id().0, ..introduction(end) };
         wire::send_bytes(peer, &reply(0, &sent.bytes()));
     };
-    answered(&other, "queue pair 7777 would send from 9");
+    answered(&other, "queue pair 7777 starts with 9");
     let [a, b] = bystanders;
     exchange(&a, HERE, &b, HERE);
     let mut none = [Completion::default()];
