@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rnic_tests::{DEADLINE, Daemon, PATHS, Process, on_path, ports, verbs};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, in_path, on_path, ports, verbs};
 use tempfile::TempDir;
 
 struct Rig {
@@ -390,7 +390,7 @@ fn requests_to_a_lost_gid_are_rejected() {
 fn tools_show_changed_devices() {
     let Some(rig) = Rig::start("direct", &["rail", "rail_b"], SOURCE) else { return };
     let run = |tool: &[&str]| {
-        let mut command = verbs::command(&PathBuf::from(tool[0]), &rig.daemon);
+        let mut command = verbs::command(Path::new(tool[0]), &rig.daemon);
         let output = command.args(&tool[1..]).env_remove("RNIC_DEVICES").output();
         output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
     };
@@ -409,6 +409,42 @@ fn tools_show_changed_devices() {
         assert!(info.contains(line), "{line}: {info}");
     }
     assert!(!info.contains("GID[  0]"), "{info}");
+}
+
+#[test]
+fn ibv_asyncwatch_prints_the_events() {
+    if !in_path("ibv_asyncwatch") {
+        return rnic_tests::omit("no ibv_asyncwatch here: Debian package ibverbs-utils");
+    }
+    for path in PATHS {
+        let Some(rig) = Rig::start(path, &["rail"], SOURCE) else { return };
+        for (device, changes) in [("rail", true), ("rnicd0", false)] {
+            let mut command = verbs::command(Path::new("stdbuf"), &rig.daemon);
+            command.args(["-oL", "ibv_asyncwatch", "-d", device]).env("RNIC_DEVICES", device);
+            let mut watch = Process::start(command);
+            watch.line_after(&format!("{device}: async event FD "));
+            let mut prints = |event: &str| {
+                watch.line_after(&format!("  event_type IBV_EVENT_{event}, port 1"));
+            };
+            rig.add(&format!("do=event event=client-reregister device={device}"));
+            prints("CLIENT_REREGISTER (17)");
+            rig.add(&format!("do=port-down device={device}"));
+            prints("PORT_ERR (10)");
+            rig.clear();
+            prints("PORT_ACTIVE (9)");
+            if changes {
+                for (action, event) in [("gid", "GID_CHANGE (18)"), ("pkey", "PKEY_CHANGE (12)")] {
+                    rig.add(&format!("do={action}-change device={device}"));
+                    prints(event);
+                    rig.clear();
+                    prints(event);
+                }
+            }
+            rig.add(&format!("do=device-removal device={device}"));
+            prints("DEVICE_FATAL (8)");
+            rig.clear();
+        }
+    }
 }
 
 #[test]
