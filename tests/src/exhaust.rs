@@ -1,4 +1,4 @@
-//! A client that exhausts a resource, keeps what it got, and continues to request more.
+//! A client that exhausts a resource, keeps all objects, and continues to request more.
 
 use std::fs::File;
 use std::io::{self, IoSlice};

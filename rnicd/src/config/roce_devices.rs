@@ -104,7 +104,7 @@ impl Netdev {
     ///
     /// # Errors
     ///
-    /// What the text is not.
+    /// The reason why the text is none of these.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text == "*" {
             return Ok(Netdev::All);

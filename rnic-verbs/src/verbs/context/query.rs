@@ -134,7 +134,7 @@ fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry
     let gid = context.gid(port, index)?;
     let row = context.gid_row(port, index);
     if row.as_ref().is_some_and(|row| row.gid.is_zero()) {
-        // Not logged: tools ask for every entry of the table.
+        // Without a log line, because tools query every entry of the table.
         return Err(Errno::nothing_yet(libc::ENODATA));
     }
     Ok(ibv_gid_entry {
