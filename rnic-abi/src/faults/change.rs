@@ -88,12 +88,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::faults::{Action, FaultRule, Point};
-
-    fn parsed(text: &str) -> Result<FaultRule, String> {
-        let rules = FaultRule::parse_all(text).map_err(|error| error.to_string())?;
-        Ok(rules.into_iter().next().unwrap_or_else(|| panic!("{text}: no rule")))
-    }
+    use crate::faults::tests::parse_one;
+    use crate::faults::{Action, Point};
 
     #[test]
     fn changes_have_their_arguments() {
@@ -109,10 +105,10 @@ mod tests {
             ("do=speed-change width=8", speed(None, Some(8))),
             ("do=device-removal", Change::Removal),
         ] {
-            let rule = parsed(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let rule = parse_one(text).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(rule.action, Action::Change { change, time: None }, "{text}");
             assert_eq!(rule.point, Point::Once, "{text}");
-            let rule = parsed(&format!("{text} for=2s verb=modify_qp qp=3"));
+            let rule = parse_one(&format!("{text} for=2s verb=modify_qp qp=3"));
             let rule = rule.unwrap_or_else(|error| panic!("{text}: {error}"));
             let time = Some(Duration::from_secs(2));
             assert_eq!((rule.action, rule.point), (Action::Change { change, time }, Point::Verb));
@@ -134,7 +130,7 @@ mod tests {
             ),
             ("do=device-removal index=1", "index has no effect with do=device-removal"),
         ] {
-            let found = parsed(text).expect_err(text);
+            let found = parse_one(text).expect_err(text);
             assert!(found.starts_with(error), "{text}: {found}");
         }
     }

@@ -82,11 +82,11 @@ impl CmEventEffect {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::faults::tests::parse_one;
     use crate::faults::{Action, FaultRule, Point};
 
     fn parse(text: &str) -> Result<FaultRule, String> {
-        let rules = FaultRule::parse_all(&format!("do={text}"));
-        rules.map(|mut rules| rules.remove(0)).map_err(|error| error.to_string())
+        parse_one(&format!("do={text}"))
     }
 
     #[test]

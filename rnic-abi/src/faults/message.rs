@@ -78,14 +78,14 @@ pub(super) fn kind(words: &mut Words) -> Result<Option<MessageKind>, FaultError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::faults::tests::parse_one;
     use crate::faults::{Action, FaultRule, Point};
     use crate::roce::connection::{self, Ids};
     use crate::roce::mad::{self, Exchange};
     use crate::types::QpId;
 
     fn parse(text: &str) -> Result<FaultRule, String> {
-        let rules = FaultRule::parse_all(&format!("do=cm-message {text}"));
-        rules.map(|mut rules| rules.remove(0)).map_err(|error| error.to_string())
+        parse_one(&format!("do=cm-message {text}"))
     }
 
     #[test]

@@ -20,10 +20,10 @@ const MAX_DATA: usize = 255;
 mod tests {
     use super::*;
     use crate::faults::FaultRule;
+    use crate::faults::tests::parse_one;
 
     fn parse(text: &str) -> Result<FaultRule, String> {
-        let rules = FaultRule::parse_all(&format!("do={text}"));
-        rules.map(|mut rules| rules.remove(0)).map_err(|error| error.to_string())
+        parse_one(&format!("do={text}"))
     }
 
     #[test]

@@ -8,10 +8,15 @@ use crate::abi::control::LibraryCall;
 use crate::faults::order::{Order, OrderModel};
 use crate::types::{CompletionStatus, CqId, TerminateCode};
 
-fn one(text: &str) -> FaultRule {
-    let mut rules = FaultRule::parse_all(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+/// Parses a text with one rule.
+pub(super) fn parse_one(text: &str) -> Result<FaultRule, String> {
+    let mut rules = FaultRule::parse_all(text).map_err(|error| error.to_string())?;
     assert_eq!(rules.len(), 1, "{text}");
-    rules.remove(0)
+    Ok(rules.remove(0))
+}
+
+fn one(text: &str) -> FaultRule {
+    parse_one(text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 fn action(text: &str) -> Action {
