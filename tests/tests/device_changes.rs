@@ -51,6 +51,20 @@ impl Rig {
         self.daemon.control(&["fault", "clear"]);
     }
 
+    /// Takes the port of `rail_b` down and up again, while the program runs the steps `event1 link
+    /// link1 write wc write1 wc1 input event1`.
+    fn lose_port_of_rail_b(&self, program: &mut Process) {
+        self.add("do=port-down device=rail_b");
+        program.ask("", "event 10 port 1");
+        program.line_after("link 2 32 4");
+        program.line_after("link 2 32 1");
+        program.line_after("wc 0");
+        program.line_after("wc 12");
+        program.line_after("ready");
+        self.clear();
+        program.ask("", "event 9 port 1");
+    }
+
     /// Returns the text of a device file.
     fn file(&self, path: &str) -> Option<String> {
         let tree = format!("{}.tree", self.daemon.socket().display());
@@ -173,15 +187,7 @@ fn one_rail_fails_and_the_other_continues() {
         program.line_after("wc 0");
         program.line_after("ready");
         // The rule affects only the QPs that were created on this device.
-        rig.add("do=port-down device=rail_b");
-        program.ask("", "event 10 port 1");
-        program.line_after("link 2 32 4");
-        program.line_after("link 2 32 1");
-        program.line_after("wc 0");
-        program.line_after("wc 12");
-        program.line_after("ready");
-        rig.clear();
-        program.ask("", "event 9 port 1");
+        rig.lose_port_of_rail_b(&mut program);
         program.line_after("link 2 32 4");
         program.line_after("ready");
         rig.add("do=device-removal device=rail_b");
@@ -222,15 +228,7 @@ fn rails_of_addresses_fail_alone() {
         program.line_after("gid 0 set 0 set 2");
         program.line_after("cross 0");
         program.line_after("ready");
-        rig.add("do=port-down device=rail_b");
-        program.ask("", "event 10 port 1");
-        program.line_after("link 2 32 4");
-        program.line_after("link 2 32 1");
-        program.line_after("wc 0");
-        program.line_after("wc 12");
-        program.line_after("ready");
-        rig.clear();
-        program.ask("", "event 9 port 1");
+        rig.lose_port_of_rail_b(&mut program);
         program.line_after("cross 0");
         program.succeed();
         rig.daemon.is_empty();
