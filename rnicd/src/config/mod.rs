@@ -51,7 +51,7 @@ pub use ports::PortMap;
 pub use profile::{CqOverrun, GidLayout, Maximum, Profile};
 pub use profile_rules::ProfileRules;
 pub use rnic_abi::units::{Size, Span, SpanOrOff};
-pub use roce_devices::{MAX_ROCE_DEVICES, Netdev, RoceDevices, check_device, device_name};
+pub use roce_devices::{GidSource, MAX_ROCE_DEVICES, RoceDevices, check_device, device_name};
 pub use rules::{AddressRule, NamedPd, Override};
 use rules::{ConnectTable, ListenTable, PdTable};
 use section::{Row, Section};

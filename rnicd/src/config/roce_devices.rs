@@ -14,19 +14,19 @@ use super::values::check_name;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoceDevices {
     /// GIDs by name, which may be a pattern.
-    map: BTreeMap<String, Netdev>,
+    map: BTreeMap<String, GidSource>,
     /// Offset of the value in the file.
     at: usize,
 }
 
-/// Interfaces whose addresses are the GIDs of a device, or these addresses.
+/// Addresses that are the GIDs of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Netdev {
-    /// `"*"`: all interfaces. With a pattern for the name, each has a device of its own.
+pub enum GidSource {
+    /// `"*"`: those of all interfaces. With a pattern for the name, each has a device of its own.
     All,
-    /// One interface.
+    /// Those of one interface.
     Named(String),
-    /// Addresses, at least one, in the order of their GIDs.
+    /// These, at least one, in the order of their GIDs.
     Addresses(Vec<IpAddr>),
 }
 
@@ -41,7 +41,7 @@ pub(super) enum Written {
 impl RoceDevices {
     /// Returns one device for all interfaces.
     pub(super) fn one(name: &str) -> Self {
-        RoceDevices { map: BTreeMap::from([(name.to_owned(), Netdev::All)]), at: 0 }
+        RoceDevices { map: BTreeMap::from([(name.to_owned(), GidSource::All)]), at: 0 }
     }
 
     /// Checks the map of the file.
@@ -55,29 +55,29 @@ impl RoceDevices {
         for (name, written) in written {
             // Placeholders stand for valid parts of names.
             check_device(&device_name(&name, "x", 0)).map_err(|why| format!("{name:?} {why}"))?;
-            let netdev = match written {
+            let source = match written {
                 Written::One(text) => {
-                    Netdev::parse(&text).map_err(|why| format!("{name}: {text:?} {why}"))?
+                    GidSource::parse(&text).map_err(|why| format!("{name}: {text:?} {why}"))?
                 }
                 Written::List(list) => {
                     let list = list.iter().map(String::as_str);
                     let all: Result<Vec<_>, _> = list
                         .map(|text| address(text).map_err(|e| format!("{text:?} {e}")))
                         .collect();
-                    let all = all.and_then(|all| Netdev::at(all).map_err(str::to_owned));
+                    let all = all.and_then(|all| GidSource::at(all).map_err(str::to_owned));
                     all.map_err(|why| format!("{name}: {why}"))?
                 }
             };
-            if matches!(netdev, Netdev::Addresses(_)) && name.contains("{netdev}") {
+            if matches!(source, GidSource::Addresses(_)) && name.contains("{netdev}") {
                 return Err(format!("{name:?}: {{netdev}} needs an interface, not addresses"));
             }
-            for address in netdev.addresses() {
-                let has = |(_, other): &(&String, &Netdev)| other.addresses().contains(address);
+            for address in source.addresses() {
+                let has = |(_, other): &(&String, &GidSource)| other.addresses().contains(address);
                 if let Some((other, _)) = map.iter().find(has) {
                     return Err(format!("{other} and {name} have the address {address}"));
                 }
             }
-            map.insert(name, netdev);
+            map.insert(name, source);
         }
         Ok(RoceDevices { map, at })
     }
@@ -94,12 +94,12 @@ impl RoceDevices {
     }
 
     /// Returns the names, which may be patterns, and the interfaces.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Netdev)> {
-        self.map.iter().map(|(name, netdev)| (name.as_str(), netdev))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &GidSource)> {
+        self.map.iter().map(|(name, source)| (name.as_str(), source))
     }
 }
 
-impl Netdev {
+impl GidSource {
     /// Reads an interface, `"*"`, or addresses that are separated by commas.
     ///
     /// # Errors
@@ -107,14 +107,14 @@ impl Netdev {
     /// The reason why the text is none of these.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text == "*" {
-            return Ok(Netdev::All);
+            return Ok(GidSource::All);
         }
         if text.split(',').any(|part| part.parse::<IpAddr>().is_ok()) {
             let all = text.split(',').map(address).collect::<Result<_, _>>()?;
-            return Netdev::at(all).map_err(str::to_owned);
+            return GidSource::at(all).map_err(str::to_owned);
         }
         check_interface(text)?;
-        Ok(Netdev::Named(text.to_owned()))
+        Ok(GidSource::Named(text.to_owned()))
     }
 
     /// Checks a list of addresses.
@@ -127,13 +127,18 @@ impl Netdev {
         } else if once.len() < addresses.len() {
             Err("the list has an address twice")
         } else {
-            Ok(Netdev::Addresses(addresses))
+            Ok(GidSource::Addresses(addresses))
         }
+    }
+
+    /// Returns the interface, or an empty name for all interfaces and for addresses.
+    pub fn interface(&self) -> &str {
+        if let GidSource::Named(interface) = self { interface } else { "" }
     }
 
     /// Returns the addresses, or none for interfaces.
     pub fn addresses(&self) -> &[IpAddr] {
-        if let Netdev::Addresses(all) = self { all } else { &[] }
+        if let GidSource::Addresses(all) = self { all } else { &[] }
     }
 }
 
@@ -154,18 +159,18 @@ fn address(text: &str) -> Result<IpAddr, String> {
 impl fmt::Display for RoceDevices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<String> =
-            self.map.iter().map(|(name, netdev)| format!("{name} = {netdev}")).collect();
+            self.map.iter().map(|(name, source)| format!("{name} = {source}")).collect();
         f.write_str(if all.is_empty() { "-" } else { "" })?;
         f.write_str(&all.join(", "))
     }
 }
 
-impl fmt::Display for Netdev {
+impl fmt::Display for GidSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Netdev::All => f.write_str("*"),
-            Netdev::Named(interface) => f.write_str(interface),
-            Netdev::Addresses(all) => {
+            GidSource::All => f.write_str("*"),
+            GidSource::Named(interface) => f.write_str(interface),
+            GidSource::Addresses(all) => {
                 let all: Vec<String> = all.iter().map(ToString::to_string).collect();
                 f.write_str(&all.join(" "))
             }

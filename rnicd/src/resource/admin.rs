@@ -8,7 +8,7 @@ use rnic_core::engine::EngineCommand;
 use super::qp::{QpPhase, wrong_state};
 use super::{Answer, DeviceError, Manager, Outcome, find, refuse};
 use crate::cm::ConnectFailure;
-use crate::config::Netdev;
+use crate::config::GidSource;
 
 impl Manager {
     /// Starts or ends draining. A draining daemon refuses new objects. Existing objects are not
@@ -51,15 +51,15 @@ impl Manager {
     /// Adds a RoCE device, and notifies all sessions.
     pub(super) fn add_device(&mut self, id: SessionId, name: String, interface: String) -> Answer {
         self.check_admin(id, "add a device")?;
-        let netdev = match interface.as_str() {
-            "" => Netdev::All,
-            text => Netdev::parse(text).map_err(|why| refuse::invalid("interface", why))?,
+        let source = match interface.as_str() {
+            "" => GidSource::All,
+            text => GidSource::parse(text).map_err(|why| refuse::invalid("interface", why))?,
         };
-        let text = match &netdev {
-            Netdev::All => format!("device {name} was added, with all interfaces"),
-            netdev => format!("device {name} was added, on {netdev}"),
+        let text = match &source {
+            GidSource::All => format!("device {name} was added, with all interfaces"),
+            source => format!("device {name} was added, on {source}"),
         };
-        self.create_device(name, netdev).map_err(|error| match error {
+        self.create_device(name, source).map_err(|error| match error {
             // The text omits the name, because the name may be long.
             DeviceError::BadName { why, .. } => refuse::invalid("name", why),
             error => refuse::invalid("device", error.to_string()),

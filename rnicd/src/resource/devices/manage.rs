@@ -8,7 +8,7 @@ use rnic_abi::roce::p_key::DEFAULT_P_KEY;
 use rnic_abi::types::Gid;
 
 use super::{ByPattern, DeviceError, RoceDevice};
-use crate::config::{Guid, MAX_ROCE_DEVICES, Netdev, check_device, device_name};
+use crate::config::{GidSource, Guid, MAX_ROCE_DEVICES, check_device, device_name};
 use crate::resource::{Manager, gids};
 
 impl Manager {
@@ -23,10 +23,9 @@ impl Manager {
         if self.config.wired.profile.keys.transport == DeviceKind::Iwarp {
             self.devices.iwarp_uverbs = Some(0);
         }
-        for (pattern, netdev) in devices.iter() {
-            if !each_interface(pattern, netdev) {
-                let interface = if let Netdev::Named(interface) = netdev { interface } else { "" };
-                self.create_device(device_name(pattern, interface, 0), netdev.clone())?;
+        for (pattern, source) in devices.iter() {
+            if !each_interface(pattern, source) {
+                self.create_device(device_name(pattern, source.interface(), 0), source.clone())?;
             }
         }
         self.try_create_devices_of_interfaces();
@@ -55,8 +54,8 @@ impl Manager {
     fn create_devices_of_interfaces(&mut self) -> Result<(), DeviceError> {
         let devices = self.config.wired.roce_devices();
         let mut result = Ok(());
-        for (pattern, netdev) in devices.iter() {
-            if !each_interface(pattern, netdev) {
+        for (pattern, source) in devices.iter() {
+            if !each_interface(pattern, source) {
                 continue;
             }
             for interface in self.interfaces() {
@@ -65,7 +64,7 @@ impl Manager {
                     continue;
                 }
                 let name = self.unused_name(pattern, &interface);
-                match self.create_device(name.clone(), Netdev::Named(interface.clone())) {
+                match self.create_device(name.clone(), GidSource::Named(interface.clone())) {
                     Ok(()) => {
                         let pattern = pattern.to_owned();
                         self.devices.by_pattern.push(ByPattern { pattern, interface, name });
@@ -92,7 +91,7 @@ impl Manager {
     pub(in crate::resource) fn create_device(
         &mut self,
         name: String,
-        netdev: Netdev,
+        source: GidSource,
     ) -> Result<(), DeviceError> {
         check_device(&name).map_err(|why| DeviceError::BadName { name: name.clone(), why })?;
         let devices = &self.devices.list;
@@ -102,7 +101,7 @@ impl Manager {
         if devices.len() >= MAX_ROCE_DEVICES {
             return Err(DeviceError::TooMany(name));
         }
-        if let Netdev::Named(interface) = &netdev
+        if let GidSource::Named(interface) = &source
             && !self.has_interface(interface)
         {
             let interface = interface.clone();
@@ -112,8 +111,8 @@ impl Manager {
                 known: self.interfaces().join(", "),
             });
         }
-        for &address in netdev.addresses() {
-            let has = |device: &&RoceDevice| device.netdev.addresses().contains(&address);
+        for &address in source.addresses() {
+            let has = |device: &&RoceDevice| device.source.addresses().contains(&address);
             if let Some(other) = devices.iter().find(has) {
                 let other = other.name.clone();
                 return Err(DeviceError::AddressTaken { name, other, address });
@@ -123,23 +122,22 @@ impl Manager {
             }
         }
         let has_gid = |ip: &&IpAddr| self.has_gid(Gid::from(**ip));
-        let new = netdev.addresses().iter().filter(|ip| !has_gid(ip)).count();
+        let new = source.addresses().iter().filter(|ip| !has_gid(ip)).count();
         if self.gid_count() + new > gids::MOST {
             return Err(DeviceError::NoRoom(name));
         }
         let uverbs = self.devices.unused_uverbs();
         let guid = Guid::derived(&name, &self.guid.number().to_be_bytes());
-        let interface =
-            if let Netdev::Named(name) = &netdev { name.clone() } else { String::new() };
+        let interface = source.interface().to_owned();
         let named = &mut self.devices.named;
         let before = named.len();
-        for address in netdev.addresses() {
+        for address in source.addresses() {
             if !named.contains(address) && gids::is_alias(*address, &self.devices.interfaces) {
                 named.push(*address);
             }
         }
         let has_more = named.len() > before;
-        let mut device = RoceDevice { name, netdev, interface, guid, uverbs, gids: Vec::new() };
+        let mut device = RoceDevice { name, source, interface, guid, uverbs, gids: Vec::new() };
         device.follow(&self.gids, &self.devices.addresses);
         self.devices.list.push(device);
         if has_more {
@@ -285,6 +283,6 @@ impl Manager {
 }
 
 /// Returns true if each interface has a device by this pattern.
-fn each_interface(pattern: &str, netdev: &Netdev) -> bool {
-    *netdev == Netdev::All && (pattern.contains("{n}") || pattern.contains("{netdev}"))
+fn each_interface(pattern: &str, source: &GidSource) -> bool {
+    *source == GidSource::All && (pattern.contains("{n}") || pattern.contains("{netdev}"))
 }

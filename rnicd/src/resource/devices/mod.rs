@@ -11,13 +11,13 @@ use rnic_abi::abi::control::GidRow;
 use rnic_abi::types::Gid;
 
 use super::gids::{self, MOST};
-use crate::config::{Config, Guid, MAX_ROCE_DEVICES, Netdev};
+use crate::config::{Config, GidSource, Guid, MAX_ROCE_DEVICES};
 
 /// A RoCE device.
 #[derive(Debug)]
 pub(super) struct RoceDevice {
     name: String,
-    netdev: Netdev,
+    source: GidSource,
     /// The interface, that of the first address found, or an empty name for all. It identifies the
     /// device, so it never changes.
     interface: String,
@@ -98,12 +98,12 @@ impl RoceDevice {
     fn follow(&mut self, table: &[GidRow], now: &[GidRow]) {
         let has = |gid| table.iter().any(|row| row.gid == gid);
         let now = now.iter().filter(|row| has(row.gid));
-        let now: Vec<GidRow> = match &self.netdev {
-            Netdev::All => now.cloned().collect(),
-            Netdev::Named(interface) => {
+        let now: Vec<GidRow> = match &self.source {
+            GidSource::All => now.cloned().collect(),
+            GidSource::Named(interface) => {
                 now.filter(|row| row.interface == *interface).cloned().collect()
             }
-            Netdev::Addresses(addresses) => {
+            GidSource::Addresses(addresses) => {
                 let now: Vec<&GidRow> = now.collect();
                 let row = |ip: &IpAddr| now.iter().find(|row| row.gid == Gid::from(*ip));
                 let own: Vec<&GidRow> = addresses.iter().filter_map(row).copied().collect();
@@ -113,7 +113,8 @@ impl RoceDevice {
                 first.chain(&own).map(|row| (*row).clone()).collect()
             }
         };
-        if let (Netdev::Addresses(_), "", Some(row)) = (&self.netdev, &*self.interface, now.last())
+        if let (GidSource::Addresses(_), "", Some(row)) =
+            (&self.source, &*self.interface, now.last())
         {
             self.interface.clone_from(&row.interface);
         }
