@@ -96,9 +96,21 @@ impl RoceDevice {
     /// Updates the GID table of the device. `table` is the daemon's table. `now` has the current
     /// addresses in the order in which they get indices.
     fn follow(&mut self, table: &[GidRow], now: &[GidRow]) {
+        let now = self.own_rows(table, now);
+        // A device with addresses has the interface of the last one.
+        if let GidSource::Addresses(_) = self.source
+            && let Some(row) = now.last()
+        {
+            self.interface.clone_from(&row.interface);
+        }
+        gids::update(&mut self.gids, now);
+    }
+
+    /// Returns the rows of `now` that are in the daemon's table and belong to the device.
+    fn own_rows(&self, table: &[GidRow], now: &[GidRow]) -> Vec<GidRow> {
         let has = |gid| table.iter().any(|row| row.gid == gid);
         let now = now.iter().filter(|row| has(row.gid));
-        let now: Vec<GidRow> = match &self.source {
+        match &self.source {
             GidSource::All => now.cloned().collect(),
             GidSource::Named(interface) => {
                 now.filter(|row| row.interface == *interface).cloned().collect()
@@ -112,13 +124,7 @@ impl RoceDevice {
                 let first = now.iter().filter(|r| gids::is_link_local(r.gid) && has(&r.interface));
                 first.chain(&own).map(|row| (*row).clone()).collect()
             }
-        };
-        if let (GidSource::Addresses(_), "", Some(row)) =
-            (&self.source, &*self.interface, now.last())
-        {
-            self.interface.clone_from(&row.interface);
         }
-        gids::update(&mut self.gids, now);
     }
 }
 
