@@ -388,6 +388,7 @@ fn peer_depths_and_timers_are_clamped() {
         let reads: Vec<_> =
             (0..10).map(|n| SendRequest::read(n, sink.sge(0, 8), remote).signaled()).collect();
         end.qp.post_send(&reads).unwrap();
+        assert_eq!(wire::ulpdu(&mut peer), send_is_done(1));
         for number in 1..=u32::from(expected.max(1)) {
             let request = wire::ulpdu(&mut peer);
             assert_eq!((request[1] & 0xF, request[13]), (READ_REQUEST, number as u8));
@@ -407,6 +408,7 @@ fn peer_depths_and_timers_are_clamped() {
         wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
         end.client.completes(1, CompletionOpcode::Receive);
         end.qp.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+        assert_eq!(wire::ulpdu(&mut peer), send_is_done(1));
         // The peer reports that it has no receive for this Send, the first of this end.
         assert_eq!(wire::ulpdu(&mut peer)[1] & 0xF, SEND);
         wire::send_bytes(&mut peer, &fpdu(&notice(1)));
@@ -435,6 +437,7 @@ fn rnr_notice_counts_once_per_send() {
     wire::send_bytes(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
     end.client.completes(1, CompletionOpcode::Receive);
     end.qp.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+    assert_eq!(wire::ulpdu(&mut peer), send_is_done(1));
     assert_eq!(wire::ulpdu(&mut peer)[1] & 0xF, SEND);
     for says in [notice(1), goes_on(), notice(1)] {
         wire::send_bytes(&mut peer, &fpdu(&says));
@@ -452,6 +455,13 @@ fn notice(msn: u32) -> Vec<u8> {
     let mut write = vec![0xC1, 0x40, 0, 0, 0, 0];
     write.extend(0x524e_5201_u32.to_be_bytes());
     write.extend(msn.to_be_bytes());
+    write
+}
+
+/// Returns the notice that the Send with this MSN is done.
+fn send_is_done(msn: u32) -> Vec<u8> {
+    let mut write = notice(msn);
+    write[9] = 3;
     write
 }
 

@@ -618,6 +618,9 @@ impl Qp {
             cqe.imm_or_inv = kind.invalidate.map_or(0, |s| u64::from(s.0));
         }
         self.publish_receive(engine, &cqe);
+        if let Some(msn) = self.link.last_send() {
+            self.requester.send_received(msn);
+        }
         result
     }
 

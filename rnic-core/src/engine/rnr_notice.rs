@@ -1,7 +1,7 @@
 //! Messages between the two ends of an RC stream that the iWARP protocols lack: missing receives,
 //! which a RoCE adapter reports with an RNR NAK (IBTA specification, volume 1, section 9.7.5.2.8),
-//! the number of a refused Write, which on an adapter is the PSN of the NAK, and the last ACK of a
-//! QP that leaves its stream.
+//! the number of a refused Write, which on an adapter is the PSN of the NAK, and the ACK that
+//! precedes an answer or the end of a stream.
 //!
 //! A notice is a zero-length RDMA Write. Its receiver ignores STag and tagged offset (RFC 5041
 //! section 5.2), so the offset is free to carry a number. Only daemons that have found each other
@@ -20,7 +20,8 @@ pub(super) enum Notice {
     /// The Terminate that follows refuses the Write with this number. Writes of a stream are
     /// numbered from 0.
     RefusesWrite(u32),
-    /// All requests up to the Send with this MSN are done. The end of the stream follows.
+    /// All requests up to the Send with this MSN are done. A request of the sender, or the end of
+    /// the stream, follows.
     Done(Msn),
 }
 

@@ -21,6 +21,7 @@ use super::interface::Output;
 use super::qp_core::QpCore;
 use super::state::{EngineState, Peer, PeerSignal};
 use crate::stream::Fault;
+use rnic_abi::types::Msn;
 
 /// Link of a QP.
 pub(super) enum Link {
@@ -138,6 +139,12 @@ impl Link {
     }
 
     // --- Incoming Sends ----------------------------------------------------------------------
+
+    /// Returns the MSN of the last Send that was received over TCP and is done.
+    #[inline]
+    pub(super) fn last_send(&self) -> Option<Msn> {
+        self.tcp().and_then(TcpLink::last_send)
+    }
 
     /// Records a placed Send segment. Returns the length of the message if it is complete.
     #[inline]

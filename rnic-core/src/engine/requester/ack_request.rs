@@ -24,6 +24,10 @@ pub(in crate::engine) struct Acknowledgements {
     /// in the last notice.
     pub waits: Option<Msn>,
     pub notified: Option<Msn>,
+    /// MSN of the peer's last Send that is done, if the peer knows this neither from a notice nor
+    /// from a response: `done` if no request of the peer has arrived after it, `asked` if one has.
+    pub done: Option<Msn>,
+    pub asked: Option<Msn>,
     /// Number of the peer's Write that this side's Terminate reports, until its notice is sent.
     pub refused_write: Option<u32>,
     /// A request has completed in error.

@@ -118,6 +118,32 @@ impl Requester {
         self.begin_notice_of(notice)
     }
 
+    /// Records that a Send of the peer is done.
+    #[inline]
+    pub(in crate::engine) fn send_received(&mut self, msn: Msn) {
+        if let Some(acks) = self.acks.as_mut().filter(|acks| acks.over_tcp) {
+            acks.done = Some(msn);
+        }
+    }
+
+    /// Begins the notice that the peer's Sends are done, before a request that is posted. The
+    /// program may have posted the request in answer to a Send, which must complete before the
+    /// answer arrives. A response that has been sent since shows the same. Returns true if the notice
+    /// has begun.
+    pub(super) fn begin_done_notice(&mut self) -> bool {
+        let owes = self.owes_response();
+        let unreported = |acks: &Acknowledgements| acks.done.or(acks.asked.filter(|_| owes));
+        let done = self.acks.as_ref().and_then(unreported);
+        if done.is_none() || !self.has_posted() {
+            return false;
+        }
+        if let Some(acks) = &mut self.acks {
+            acks.done = None;
+            acks.asked = None;
+        }
+        self.begin_notice_of(done.map(Notice::Done))
+    }
+
     /// Sets the number of the peer's Write that the Terminate of this side reports.
     pub(in crate::engine) fn set_refused_write(&mut self, number: u32) {
         if let Some(acks) = self.acks.as_mut().filter(|acks| acks.over_tcp) {
@@ -190,8 +216,15 @@ impl Requester {
 
     /// Acknowledges all requests up to this one, unless it is still being sent.
     pub(in crate::engine) fn acknowledge_through(&mut self, seq: u64) {
-        if self.message.as_ref().is_none_or(|message| message.seq != Some(seq)) {
-            self.acknowledge_before(seq + 1);
+        if self.message.as_ref().is_some_and(|message| message.seq == Some(seq)) {
+            return;
+        }
+        self.acknowledge_before(seq + 1);
+        if seq + 1 == self.in_flight.end()
+            && let Some(acks) = &mut self.acks
+        {
+            acks.uncovered = 0;
+            acks.awaited = false;
         }
     }
 

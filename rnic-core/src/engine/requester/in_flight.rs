@@ -220,9 +220,11 @@ impl InFlight {
         })
     }
 
-    /// Returns the Send, or Immediate Data, with this MSN.
+    /// Returns the unacknowledged Send, or Immediate Data, with this MSN.
     pub(in crate::engine) fn send_of(&self, msn: Msn) -> Option<u64> {
-        self.find(|request, _| request.msn == Some(msn))
+        let acknowledged = usize::try_from(self.acknowledged.saturating_sub(self.base)).ok()?;
+        let mut others = self.entries.iter().zip(self.base..).skip(acknowledged);
+        others.find(|(request, _)| request.msn == Some(msn)).map(|(_, seq)| seq)
     }
 
     /// Begins a stream and numbers its Writes from 0.
@@ -308,6 +310,20 @@ mod tests {
         assert_eq!(pop_done(&mut l, 100).unwrap().0, 2);
         assert!(l.get_mut(read).is_none());
         assert!(l.is_empty());
+    }
+
+    /// Otherwise a peer could repeat the notice that the Send is done, each time with effect.
+    #[test]
+    fn an_acknowledged_send_is_not_found() {
+        let mut l = InFlight::default();
+        l.push(Request::new(1, SendOpcode::Read, true));
+        for msn in [7, 8] {
+            let seq = l.push(Request::new(2, SendOpcode::Send, true));
+            l.get_mut(seq).unwrap().msn = Some(Msn(msn));
+        }
+        assert_eq!(l.send_of(Msn(7)), Some(1));
+        l.acknowledge(2);
+        assert_eq!([l.send_of(Msn(7)), l.send_of(Msn(8))], [None, Some(2)]);
     }
 
     #[test]

@@ -36,6 +36,11 @@ impl Requester {
 
     /// Queues a request of the peer, to be answered in order.
     pub(in crate::engine) fn take_on(&mut self, request: InboundRequest) {
+        let owes = self.owes_response();
+        if let Some(acks) = &mut self.acks {
+            let earlier = acks.asked.filter(|_| owes);
+            acks.asked = acks.done.take().or(earlier);
+        }
         //= RDMAP-5.2.1-2, 7306-5.2.1-14
         self.inbound.push_back(request);
     }

@@ -82,6 +82,8 @@ impl Requester {
             self.response_next = !response;
             let found = if response {
                 self.begin_response(core, engine)?
+            } else if self.begin_done_notice() {
+                true
             } else {
                 match self.next_request(core, life, engine) {
                     Err(RequestError::Failed { seq, reason }) => {

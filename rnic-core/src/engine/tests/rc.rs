@@ -319,6 +319,51 @@ fn a_received_send_succeeds_though_the_receiver_leaves() {
     }
 }
 
+/// An adapter acknowledges a message before its program receives it.
+#[test]
+fn a_send_completes_before_its_answer() {
+    type Make = fn(u64, &Mr, &Mr) -> Wr;
+    let messages: [Make; 2] = [
+        |wr_id, _, _| Wr::send(wr_id, &[]),
+        |wr_id, from, to| Wr::write(wr_id, &[from.all()], to, 0).immediate(1),
+    ];
+    for (question, answer) in messages.into_iter().flat_map(|q| messages.map(|a| (q, a))) {
+        let mut w = linked(Wiring::tcp());
+        let a = w.any_mr(A, 8);
+        let b = w.any_mr(B, 8);
+        w.recv(A, 10, &[]);
+        w.recv(B, 20, &[]);
+        w.recv(B, 21, &[]);
+        // The acknowledgement of the first message is under way, so A requests no other.
+        w.links[0].pipes[1].latency = 1_000_000;
+        let last = vec![Wr::write(2, &[a.all()], &b, 0), question(3, &a, &b)];
+        for requests in [vec![question(1, &a, &b)], last] {
+            w.push(A, &requests);
+            while w.completions(B).is_empty() {
+                w.round();
+            }
+        }
+        assert_eq!(w.completions(A), [""; 0]);
+        w.post(B, &[answer(4, &b, &a)]);
+        let done = w.completions(A);
+        let numbers: Vec<&str> = done.iter().filter_map(|c| c.split(' ').next()).collect();
+        assert_eq!(numbers, ["1", "2", "3", "10"], "{done:?}");
+    }
+}
+
+#[test]
+fn an_answer_follows_the_response_without_a_notice() {
+    let mut w = linked(Wiring::tcp());
+    w.recv(A, 10, &[]);
+    w.recv(B, 20, &[]);
+    let sent = |w: &World| w.qps[B].shared.counters().segments_sent;
+    let before = sent(&w);
+    w.post(A, &[Wr::send(1, &[])]);
+    assert_eq!(sent(&w), before + 1, "a Read Response");
+    w.post(B, &[Wr::send(2, &[])]);
+    assert_eq!(sent(&w), before + 3, "a Send and a Read Request");
+}
+
 #[test]
 fn a_write_length_starts_with_its_stream() {
     for wiring in Wiring::both() {

@@ -27,6 +27,7 @@ use crate::stream::Fault;
 use crate::stream::inbound::Inbound;
 use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 use rnic_abi::shm::io::Piece;
+use rnic_abi::types::Msn;
 
 /// Bytes of the transmit slab, the maximum that one call hands to TCP.
 pub(in crate::engine) const TX_SLAB: usize = BATCH + MAX_FPDU;
@@ -165,6 +166,12 @@ impl TcpLink {
         last: bool,
     ) -> Result<Option<u32>, Fault> {
         self.inbound.sent_placed(mo, len, last)
+    }
+
+    /// Returns the MSN of the last Send that is done; see [`Inbound::last_send`].
+    #[inline]
+    pub(in crate::engine) fn last_send(&self) -> Option<Msn> {
+        self.inbound.last_send()
     }
 
     /// Returns true if a Terminate can still be sent within the stream.

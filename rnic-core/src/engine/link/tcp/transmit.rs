@@ -439,7 +439,7 @@ impl TcpLink {
     /// Frames the last ACK of an RC QP that leaves its stream. Returns `None` if the peer has sent
     /// no whole Send, or if earlier FPDUs are unsent: these may contain the end of a message.
     pub(in crate::engine) fn final_notice(&mut self) -> Option<Vec<u8>> {
-        let (stag, to) = Notice::Done(self.inbound.last_send()?).target();
+        let (stag, to) = Notice::Done(self.last_send()?).target();
         self.final_fpdu(&self.empty_write(stag, to), &[])
     }
 
