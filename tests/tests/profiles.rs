@@ -167,3 +167,22 @@ fn profile_commands_need_no_daemon() {
         assert!(code == Some(1) && said.contains(why), "{arguments:?}: {said}");
     }
 }
+
+/// `rnic-run --as` gives each profile a socket of its own.
+#[test]
+fn rnicctl_names_the_sockets_of_profiles() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["rnicd-rxe-0a1b2c3d.sock", "rnicd-rxe-0a1b2c3d.log", "other.sock"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    let mut command = Command::new(built::program("rnicctl"));
+    let socket = folder.path().join("rnicd.sock");
+    let output = command.arg("status").env("RNIC_SOCKET", &socket).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let [first, hint] = lines[..] else { panic!("{text}") };
+    assert!(first.starts_with("rnicctl: no RNIC daemon: "), "{text}");
+    let there = folder.path().join("rnicd-rxe-0a1b2c3d.sock");
+    assert_eq!(hint, format!("rnicctl: there is also RNIC_SOCKET={}", there.display()));
+    assert_eq!(output.status.code(), Some(3));
+}

@@ -1,6 +1,7 @@
 //! `rnicctl`: shows the state of the daemon and runs administrator commands.
 
 use std::ffi::OsString;
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -155,11 +156,30 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
         Err(error) => {
             super::complain(&format!("rnicctl: {error}"));
             match error.downcast_ref::<Error>() {
-                Some(Error::NoDaemon { .. } | Error::NotAdmitted { .. }) => ExitCode::from(3),
+                Some(Error::NoDaemon { tried }) => {
+                    for socket in sockets_of_profiles(tried) {
+                        let socket = socket.display();
+                        super::complain(&format!("rnicctl: there is also RNIC_SOCKET={socket}"));
+                    }
+                    ExitCode::from(3)
+                }
+                Some(Error::NotAdmitted { .. }) => ExitCode::from(3),
                 _ => ExitCode::FAILURE,
             }
         }
     }
+}
+
+/// Returns the sockets of daemons that `rnic-run --as` has started, in the folders of these
+/// sockets.
+fn sockets_of_profiles(tried: &[(PathBuf, io::Error)]) -> Vec<PathBuf> {
+    let folders = tried.iter().filter_map(|(path, _)| std::fs::read_dir(path.parent()?).ok());
+    let is_socket = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("rnicd-") && name.ends_with(".sock")
+    };
+    let paths = folders.flatten().flatten().map(|entry| entry.path());
+    paths.filter(is_socket).collect()
 }
 
 fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std::error::Error>> {
