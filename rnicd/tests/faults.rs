@@ -120,6 +120,9 @@ fn other_users_rules_are_for_administrators() {
     let mut bob = Raw::open_as(&daemon.socket(), BOB);
     assert_eq!(names(&mut bob), [""; 0]);
     assert_eq!(names(&mut admin), ["fail", "of-admin"]);
+    // The status counts the rules that apply to a user, too.
+    let counts = [&mut alice, &mut bob, &mut admin].map(|raw| raw.status().faults);
+    assert_eq!(counts, [1, 1, 2]);
     let failure = |raw: &mut Raw| open_pd(raw).map_err(|refusal| refusal.to_string());
     assert!(failure(&mut bob).unwrap_err().starts_with("injected by fault of-admin"));
     assert!(failure(&mut alice).unwrap_err().starts_with("injected by fault fail"));

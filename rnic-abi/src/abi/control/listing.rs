@@ -68,7 +68,8 @@ pub struct StatusInfo {
     pub gids_problem: String,
     /// Packets received at `wired_port` and dropped because no daemon sent them.
     pub packets_dropped: u64,
-    /// Fault rules in force: of the session's user, or of all users for an administrator.
+    /// Fault rules in force: those that the session's user has set or that apply to this user, or
+    /// all rules for an administrator.
     pub faults: u32,
 }
 

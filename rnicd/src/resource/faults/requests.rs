@@ -165,9 +165,19 @@ impl Manager {
         })
     }
 
-    /// Returns the number of [`visible_faults`](Self::visible_faults).
-    pub(in crate::resource) fn faults_visible_to(&self, own: Option<SessionId>) -> u32 {
-        u32::try_from(self.visible_faults(own).count()).unwrap_or(u32::MAX)
+    /// Returns the number of rules that the user of the session `own` has set or that apply to this
+    /// user, or without `own` the number of rules of all users.
+    pub(in crate::resource) fn faults_in_force(&self, own: Option<SessionId>) -> u32 {
+        let uid = own.and_then(|id| self.sessions.get(&id)).map(|s| s.client.identity.uid);
+        let concerns = |rule: &Rule, uid| {
+            let selects = rule.session.is_none() && rule.user.is_none_or(|user| user == uid);
+            rule.owner == uid || selects
+        };
+        let rules =
+            self.faults.rules.values().filter(|rule| {
+                rule.of_profile.is_none() && uid.is_none_or(|uid| concerns(rule, uid))
+            });
+        u32::try_from(rules.count()).unwrap_or(u32::MAX)
     }
 
     /// Returns a page of [`visible_faults`](Self::visible_faults).
@@ -176,7 +186,7 @@ impl Manager {
         own: Option<SessionId>,
         from: u64,
     ) -> Page<FaultRow> {
-        let total = self.faults_visible_to(own) as usize;
+        let total = self.visible_faults(own).count();
         let rows = self.visible_faults(own).filter(|(number, _)| **number >= from);
         Page::new(rows.map(|(number, rule)| (*number, rule)), total, row)
     }

@@ -85,7 +85,7 @@ impl Manager {
                 done.terminates_received += device.terminates_received;
             }
         }
-        let faults = self.faults_visible_to(own);
+        let faults = self.faults_in_force(own);
         let for_admins =
             |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
         Outcome::now(ReplyBody::Status(StatusInfo {
