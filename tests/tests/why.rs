@@ -510,12 +510,15 @@ fn metrics_are_written_for_a_collector() {
     )])
     .unwrap();
     newest(&b, &daemon);
+    // The rule outlives its session.
+    daemon.control(&["fault", "add", "do=lose-event", "after=1h"]);
     let uid = rustix::process::geteuid().as_raw();
     let wanted = [
         "rnicd_sessions 2".to_owned(),
         "rnicd_objects{kind=\"qps\"} 2".to_owned(),
         "rnicd_sent_bytes_total 5".to_owned(),
         format!("rnicd_user_objects{{uid=\"{uid}\",kind=\"qps\"}} 2"),
+        format!("rnicd_user_objects{{uid=\"{uid}\",kind=\"faults\"}} 1"),
         format!("rnicd_user_refusals_total{{uid=\"{uid}\"}} 1"),
         format!("rnicd_user_terminates_sent_total{{uid=\"{uid}\"}} 1"),
         "rnicd_terminates_received_total 1".to_owned(),

@@ -40,6 +40,11 @@ impl Amounts {
         self.0[kind as usize] += amount;
     }
 
+    /// Adds the amounts of all kinds.
+    pub fn add_all(&mut self, other: &Amounts) {
+        Kind::ALL.into_iter().for_each(|kind| self.add(kind, other.of(kind)));
+    }
+
     fn subtract(&mut self, kind: Kind, amount: u64) {
         self.0[kind as usize] = self.of(kind).saturating_sub(amount);
     }
@@ -114,11 +119,6 @@ impl Account {
         let books = self.ledger.0.lock();
         let own = self.own.lock();
         books.room(&own, kind)
-    }
-
-    /// Returns how much of `kind` the session uses.
-    pub fn used(&self, kind: Kind) -> u64 {
-        self.own.lock().used.of(kind)
     }
 
     /// Returns the session's usage of every kind.
@@ -492,7 +492,7 @@ mod tests {
         let text = "limits.pds = 5 reached (asked for 1 more, 5 in use)";
         assert_eq!(refused(&f.session(1002), Kind::Pds, 1), text);
         drop(of_a);
-        assert_eq!((f.ledger.used().of(Kind::Pds), a.used(Kind::Pds)), (3, 0));
+        assert_eq!((f.ledger.used().of(Kind::Pds), a.amounts().of(Kind::Pds)), (3, 0));
         assert_eq!(b.room(Kind::Pds), 1);
         drop((of_b, of_c));
         assert_eq!(f.ledger.used(), Amounts::default());
@@ -541,7 +541,7 @@ mod tests {
         let own = f.session(1000);
         let _have = granted(&own, Kind::SharedBytes, 4096);
         assert!(own.charge(Kind::SharedBytes, u64::MAX).is_err());
-        assert_eq!(own.used(Kind::SharedBytes), 4096);
+        assert_eq!(own.amounts().of(Kind::SharedBytes), 4096);
         assert_eq!(f.ledger.used().of(Kind::SharedBytes), 4096);
     }
 
@@ -583,7 +583,10 @@ mod tests {
         have.reduce_to(1);
         assert_eq!(own.room(Kind::Qps), 1);
         have.add(granted(&own, Kind::Qps, 1));
-        assert_eq!((have.amount(), own.used(Kind::Qps), f.ledger.used().of(Kind::Qps)), (2, 2, 2));
+        assert_eq!(
+            (have.amount(), own.amounts().of(Kind::Qps), f.ledger.used().of(Kind::Qps)),
+            (2, 2, 2)
+        );
         drop(have);
         assert_eq!(f.ledger.used(), Amounts::default());
     }

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use crate::metrics::{MetricKind, Page};
 use crate::resource::Manager;
-use crate::resource::ledger::Kind;
+use crate::resource::ledger::{Amounts, Kind};
 use crate::resource::records::{Counters, METRICS, Totals, USERS};
-use crate::resource::session::Session;
 
 /// Objects and counters of a user.
 #[derive(Default)]
-struct User<'m> {
+struct User {
     done: Counters,
-    sessions: Vec<&'m Session>,
+    sessions: u64,
+    used: Amounts,
 }
 
 impl Manager {
@@ -32,7 +32,7 @@ impl Manager {
         page.into_text()
     }
 
-    fn device_metrics(&self, page: &mut Page, users: &BTreeMap<Option<u32>, User<'_>>) {
+    fn device_metrics(&self, page: &mut Page, users: &BTreeMap<Option<u32>, User>) {
         let device = &self.config.device.name;
         page.metric("info", MetricKind::Gauge, "The device and its version.")
             .sample(&[("device", device), ("version", &env!("CARGO_PKG_VERSION"))], 1);
@@ -71,12 +71,12 @@ impl Manager {
         }
         let mut metric = page.metric("user_sessions", MetricKind::Gauge, "Open sessions, by user.");
         for (uid, user) in users {
-            metric.sample(&[("uid", &uid_text(*uid))], user.sessions.len() as u64);
+            metric.sample(&[("uid", &uid_text(*uid))], user.sessions);
         }
         let mut metric = page.metric("user_objects", MetricKind::Gauge, "Objects in use, by user.");
         for (uid, user) in users {
             for kind in Kind::counted() {
-                let used = user.sessions.iter().map(|s| s.account.used(kind)).sum();
+                let used = user.used.of(kind);
                 metric.sample(&[("uid", &uid_text(*uid)), ("kind", &kind.key())], used);
             }
         }
@@ -84,8 +84,8 @@ impl Manager {
 
     /// Returns users with any objects or counters. The key `None` stands for all users after the
     /// first [`USERS`].
-    fn users(&self) -> BTreeMap<Option<u32>, User<'_>> {
-        let mut users = BTreeMap::<Option<u32>, User<'_>>::new();
+    fn users(&self) -> BTreeMap<Option<u32>, User> {
+        let mut users = BTreeMap::<Option<u32>, User>::new();
         let Totals { users: past, others, .. } = &self.records.past;
         for (uid, done) in past {
             users.entry(Some(*uid)).or_default().done = done.clone();
@@ -95,14 +95,24 @@ impl Manager {
         }
         // QPs of sessions that are being closed are not in `Totals` yet.
         for session in self.sessions.values().chain(self.leaving.values()) {
-            let uid = Some(session.client.identity.uid);
-            let full = users.len() >= USERS && !users.contains_key(&uid);
-            let user = users.entry(if full { None } else { uid }).or_default();
+            let user = entry(&mut users, session.client.identity.uid);
             session.qps.values().for_each(|qp| user.done.add_qp(&qp.shared));
-            user.sessions.push(session);
+            user.sessions += 1;
+        }
+        // Some objects outlive their session, such as fault rules.
+        let mut next = Some(0);
+        while let Some((uid, account)) = next.and_then(|uid| self.ledger.user_from(uid)) {
+            entry(&mut users, uid).used.add_all(&account.used);
+            next = uid.checked_add(1);
         }
         users
     }
+}
+
+/// Returns the entry of a user, or that of all users after the first [`USERS`].
+fn entry(users: &mut BTreeMap<Option<u32>, User>, uid: u32) -> &mut User {
+    let full = users.len() >= USERS && !users.contains_key(&Some(uid));
+    users.entry((!full).then_some(uid)).or_default()
 }
 
 fn uid_text(uid: Option<u32>) -> String {

@@ -224,21 +224,21 @@ mod tests {
         let shape = QueueShape::completion(4096);
         let room = |arenas: &Arenas| arenas.room([shape]).unwrap_or_else(|e| panic!("{e}"));
         let refused = room(&arenas);
-        assert!(refused.made.is_some() && account.used(Kind::ArenaBytes) > 1);
+        assert!(refused.made.is_some() && account.amounts().of(Kind::ArenaBytes) > 1);
         drop(refused);
-        assert_eq!(account.used(Kind::ArenaBytes), 1);
+        assert_eq!(account.amounts().of(Kind::ArenaBytes), 1);
         let Room { places: [place], made } = room(&arenas);
         let (new_arena, descriptors) = arenas.keep(made);
         assert_eq!(new_arena.map(|new| new.arena), Some(1), "the number was free again");
-        let charged = account.used(Kind::ArenaBytes);
+        let charged = account.amounts().of(Kind::ArenaBytes);
         assert!(descriptors.len() == 1 && charged > 1);
         let offset = place.location().offset;
         drop(place);
         let again = room(&arenas);
         assert!(again.made.is_none(), "freed memory serves the next queue");
         assert_eq!(again.places[0].location().offset, offset);
-        assert_eq!(account.used(Kind::ArenaBytes), charged);
+        assert_eq!(account.amounts().of(Kind::ArenaBytes), charged);
         drop((again, arenas));
-        assert_eq!(account.used(Kind::ArenaBytes), 0);
+        assert_eq!(account.amounts().of(Kind::ArenaBytes), 0);
     }
 }
