@@ -430,6 +430,14 @@ fn extended_qps_refuse_unsupported_operations() {
     assert!(said.iter().any(|line| line == "done"), "{}", said.join("\n"));
 }
 
+/// Device, rule for the second of two Reads, and its status (docs/fault-examples.md).
+const FAULTED: [(&str, &str, &str); 4] = [
+    ("rnicd0", "complete status=rem-access-err", "IBV_WC_REM_ACCESS_ERR"),
+    ("rnicd0", "refuse as=invalid-request", "IBV_WC_REM_OP_ERR"),
+    ("rnicd1", "complete status=rem-access-err", "IBV_WC_REM_ACCESS_ERR"),
+    ("rnicd1", "refuse as=invalid-request", "IBV_WC_REM_INV_REQ_ERR"),
+];
+
 /// A completion, a verb and an asynchronous event, all injected by fault rules.
 #[test]
 fn faults_are_raised_as_exceptions() {
@@ -440,13 +448,18 @@ fn faults_are_raised_as_exceptions() {
             Err(e) => return omit(&format!("no network namespaces here: {e}")),
         };
         let stage = Stage::new(path, tests, apart);
-        let mut command = stage.python(FAULTS);
-        let rules = "do=complete status=rem-access-err opcode=write nth=2; \
-                     do=event event=client-reregister device=rnicd1 opcode=write nth=1; \
-                     do=fail errno=ENOMEM verb=reg_mr nth=2";
-        command.arg("rnicd1").env("RNIC_FAULTS", rules);
-        let said = stage.ends(command);
-        assert!(said.iter().any(|line| line == "done"), "{path}: {}", said.join("\n"));
+        for (device, rule, status) in FAULTED {
+            let mut command = stage.python(FAULTS);
+            let rules = format!(
+                "do={rule} opcode=read nth=2; \
+                 do=event event=client-reregister device={device} opcode=read nth=1; \
+                 do=fail errno=ENOMEM verb=reg_mr nth=2"
+            );
+            command.args([device, Side::A.ip(), status]).env("RNIC_FAULTS", rules);
+            let said = stage.ends(command);
+            let is_done = said.iter().any(|line| line == "done");
+            assert!(is_done, "{rule} on {device}, {path}: {}", said.join("\n"));
+        }
     }
 }
 
