@@ -6,6 +6,7 @@ use super::requests::{Mr, Wr};
 use super::windows::to;
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::engine::{ChargeLimits, EngineCommand, EngineOptions};
+use crate::rdmap::Opcode;
 use rnic_abi::abi::control::QpChange;
 use rnic_abi::faults::order::OrderModel::{self, Iwarp, Rc, RcRelaxed};
 use rnic_abi::faults::order::{MAX_HOLD, Order, OrderRule};
@@ -224,6 +225,29 @@ fn an_unfinished_response_is_out_of_order() {
         raw.response(&mut w, sink.stag, sink.iova + 32, &[7; 32], true);
         assert_eq!(w.completions(A), ["1 RdmaRead 64"]);
         assert_eq!(sink.bytes(), [7; 64], "{model:?}");
+    }
+}
+
+/// Bytes of a Send are placed when they arrive, in some models before an earlier Write.
+#[test]
+fn bytes_of_a_send_follow_a_held_write() {
+    for model in OrderModel::ALL {
+        let (mut w, mut raw) = World::raw();
+        let region = w.any_mr(A, 64);
+        let sink = w.any_mr(A, 64);
+        w.recv(A, 1, &[sink.all()]);
+        set_order(&mut w, A, Some(worst(model)));
+        raw.write(&mut w, region.stag, region.iova, &[7; 8]);
+        assert_eq!(region.bytes()[..8], [0; 8], "{model:?}");
+        let send = raw.untagged(Opcode::Send, 0, 1, 0, false);
+        raw.segment(&mut w, send, &[5; 32]);
+        let placed = if model == Rc { [7; 8] } else { [0; 8] };
+        assert_eq!(region.bytes()[..8], placed, "{model:?}");
+        assert_eq!(sink.bytes()[..32], [5; 32], "{model:?}");
+        let end = raw.untagged(Opcode::Send, 0, 1, 32, true);
+        raw.segment(&mut w, end, &[5; 32]);
+        assert_eq!(w.completions(A), ["1 Receive 64"]);
+        assert_eq!(region.bytes()[..8], [7; 8], "{model:?}");
     }
 }
 
