@@ -686,6 +686,31 @@ fn a_lost_uc_message_leaves_no_trace() {
     assert_eq!(fates[0], fates[1]);
 }
 
+/// UC accepts a packet once, whole and in its order.
+#[test]
+fn other_losses_of_uc_messages() {
+    let none = LinkShape::default();
+    for (shape, arrive) in [
+        (LinkShape { truncate: LinkShape::WHOLE, ..none }, 0),
+        (LinkShape { reorder: LinkShape::WHOLE, ..none }, 0),
+        (LinkShape { duplicate: LinkShape::WHOLE, ..none }, 5),
+    ] {
+        for wiring in Wiring::both() {
+            let mut w = roce(wiring, &none, true);
+            w.set_link(A, shape);
+            for n in 0..10 {
+                w.recv(B, n, &[]);
+            }
+            for n in 0..5 {
+                w.post(A, &[Wr::send(n, &[])]);
+            }
+            w.advance(MS);
+            assert_eq!(w.completions(A).len(), 5, "{wiring:?}: every message is sent");
+            assert_eq!(w.completions(B).len(), arrive, "{wiring:?}, {shape:?}");
+        }
+    }
+}
+
 fn first_lost(arrived: &[usize]) -> usize {
     arrived.iter().position(|n| *n == 0).unwrap()
 }
