@@ -145,14 +145,18 @@ fn bisection_names_both_requests_and_the_rule() {
     }
 }
 
-/// Programs with a server and a client: command lines of both without port and address.
-const PAIRS: [(&str, &str); 6] = [
-    ("ib_write_bw -F -n 200 -s 4096", "ib_write_bw -F -n 200 -s 4096"),
-    ("ib_write_lat -F -n 100", "ib_write_lat -F -n 100"),
-    ("ib_read_lat -F -n 50", "ib_read_lat -F -n 50"),
-    ("ib_send_lat -F -n 100", "ib_send_lat -F -n 100"),
-    ("ib_atomic_lat -F -n 50", "ib_atomic_lat -F -n 50"),
-    ("rping -s -C 20 -V", "rping -c -C 20 -V"),
+/// Programs with a server and a client: the device, and command lines of both without port and
+/// address.
+const PAIRS: [(&str, &str, &str); 9] = [
+    ("rnicd1", "ib_write_bw -F -n 200 -s 4096", "ib_write_bw -F -n 200 -s 4096"),
+    ("rnicd1", "ib_write_lat -F -n 100", "ib_write_lat -F -n 100"),
+    ("rnicd1", "ib_read_lat -F -n 50", "ib_read_lat -F -n 50"),
+    ("rnicd1", "ib_send_lat -F -n 100", "ib_send_lat -F -n 100"),
+    ("rnicd1", "ib_atomic_lat -F -n 50", "ib_atomic_lat -F -n 50"),
+    ("rnicd1", "rping -s -C 20 -V", "rping -c -C 20 -V"),
+    ("rnicd0", "ib_write_lat -R -F -n 100", "ib_write_lat -R -F -n 100"),
+    ("rnicd0", "ib_read_lat -R -F -n 50", "ib_read_lat -R -F -n 50"),
+    ("rnicd0", "rping -s -C 20 -V", "rping -c -C 20 -V"),
 ];
 
 /// Returns rules for each model and order, with a hold time of 200 us.
@@ -164,13 +168,13 @@ fn rules() -> Vec<String> {
 }
 
 /// Runs a server and its client. The client is started again until it finds the server.
-fn run_pair(daemon: &Daemon, rule: &str, server: &str, client: &str) {
+fn run_pair(daemon: &Daemon, rule: &str, (device, server, client): (&str, &str, &str)) {
     let port = ports::unused_port().to_string();
     let command = |line: &str, address: &str| {
         let words: Vec<&str> = line.split(' ').collect();
         let mut command = verbs::command(Path::new(words[0]), daemon);
         command.args(&words[1..]).args(["-p", &port]).env("RNIC_FAULTS", rule);
-        command.env("RNIC_DEVICES", "rnicd1");
+        command.env("RNIC_DEVICES", device);
         command.env("LD_PRELOAD", built::libraries().join("librnic_preload.so"));
         match words[0] {
             "rping" => command.args(["-a", "127.0.0.1"]),
@@ -191,14 +195,14 @@ fn run_pair(daemon: &Daemon, rule: &str, server: &str, client: &str) {
 fn correct_programs_pass_under_every_model() {
     for loopback in ["direct", "tcp"] {
         let daemon = Daemon::start(&on_path(loopback));
-        for (server, client) in PAIRS {
-            let program = client.split(' ').next().unwrap_or_default();
+        for pair in PAIRS {
+            let program = pair.2.split(' ').next().unwrap_or_default();
             if !in_path(program) {
                 omit(&format!("no {program} here: Debian packages perftest, rdmacm-utils"));
                 continue;
             }
             for rule in rules() {
-                run_pair(&daemon, &rule, server, client);
+                run_pair(&daemon, &rule, pair);
             }
         }
         daemon.is_empty();
