@@ -183,6 +183,26 @@ fn a_rejection_has_private_data() {
     }
 }
 
+/// The request fails locally, so the passive end sees nothing.
+#[test]
+fn an_unreachable_peer_has_its_error() {
+    let later = "do=unreachable errno=EHOSTUNREACH by=1ms";
+    for device in [IWARP, ROCE] {
+        for rig in rigs(device, "") {
+            for (rules, seen) in
+                [("do=unreachable", TIMED_OUT), (later, "RDMA_CM_EVENT_UNREACHABLE -113")]
+            {
+                let (mut passive, port) = rig.listens("", &["input", "silent"]);
+                let active = rig.asks(&port, rules, &["event", "silent"]);
+                assert_eq!(active.succeed(), [seen], "{rules} on {device}");
+                passive.release();
+                assert_eq!(lines_of(passive), ["ready"], "{rules} on {device}");
+                rig.is_empty();
+            }
+        }
+    }
+}
+
 /// Each copy of an event has its own private data and must be acknowledged. A copy that is not
 /// fetched is discarded with its id.
 #[test]

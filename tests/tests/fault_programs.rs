@@ -13,13 +13,15 @@ use rnic_tests::{
 /// Device, program, rule for the third of ten requests, and output of the client. An iWARP Write
 /// that the peer refuses has completed before, so the rules for refusals select Reads there. An
 /// iWARP request that fails locally flushes those before it, so its own status may come later.
-const ROWS: [(&str, &str, &str, &str); 12] = [
+const ROWS: [(&str, &str, &str, &str); 14] = [
     ("rnicd1", "ib_write_bw", "complete status=loc-prot-err opcode=write", "Failed status 4:"),
     ("rnicd1", "ib_write_bw", "refuse as=access-error opcode=write", "Failed status 10:"),
     ("rnicd1", "ib_write_bw", "terminate code=1/2/01 opcode=write", "Failed status 9:"),
     ("rnicd1", "ib_write_bw", "disconnect opcode=write", "Failed status 5:"),
     ("rnicd1", "ib_write_bw", "qp-fatal opcode=write", "Failed status 5:"),
     ("rnicd1", "ib_write_bw", "fail errno=ENOMEM verb=post_send", "Couldn't post send: qp 0"),
+    ("rnicd1", "ib_write_bw", "end-session opcode=write", "poll CQ failed -19"),
+    ("rnicd0", "ib_write_bw", "end-session opcode=write", "poll CQ failed -19"),
     ("rnicd0", "ib_write_bw", "disconnect opcode=write", "Failed status 5:"),
     ("rnicd0", "ib_write_bw", "qp-fatal opcode=write", "Failed status 5:"),
     ("rnicd0", "ib_write_bw", "device-fatal opcode=write", "Failed status 5:"),
