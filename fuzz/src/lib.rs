@@ -72,7 +72,7 @@ pub const REGION: usize = 4096;
 const ARENA: usize = 256 << 10;
 
 /// Fault rules that the targets may set, each of them alone or with others.
-const RULES: [&str; 19] = [
+const RULES: [&str; 21] = [
     "do=complete status=rem-op-err every=3",
     "do=complete status=loc-prot-err opcode=read nth=2",
     "do=delay-request by=50ms every=5",
@@ -92,6 +92,8 @@ const RULES: [&str; 19] = [
     "do=order order=random seed=1 model=rc-relaxed hold=1s",
     "do=link delay=1ms jitter=3ms rate=1Mbit",
     "do=link stall=true",
+    "do=cut-fpdu nth=2",
+    "do=hold-completion gap=50ms every=2",
 ];
 
 /// Receive queue of a client's QP. With `SharedAndHeld`, Sends wait until a receive is posted.
