@@ -244,9 +244,13 @@ fn rules_of_verbs_select_by_pd_and_qp() {
     let pd = raw.pd();
     let cq = raw.cq(1);
     let other = raw.qp(pd, cq);
-    set(&mut raw, &format!("do=fail errno=EIO verb=destroy_qp qp={}", qp.0));
+    set(&mut raw, &format!("do=fail errno=EIO verb=query_qp qp={}", qp.0));
+    assert!(raw.call(RequestBody::QueryQp { qp: other }).is_ok());
+    assert!(raw.call(RequestBody::QueryQp { qp }).is_err());
+    // Without a verb, a rule fails all requests with its keys but those that destroy the object.
+    set(&mut raw, &format!("name=all do=fail errno=EIO qp={}", other.0));
+    assert!(raw.call(RequestBody::QueryQp { qp: other }).is_err());
     assert_eq!(raw.call(RequestBody::DestroyQp { qp: other }), Ok(ReplyBody::Done));
-    assert!(raw.call(RequestBody::DestroyQp { qp }).is_err());
     set(&mut raw, &format!("do=fail errno=EIO verb=create_qp pd={}", pd.0));
     assert!(raw.call(RequestBody::CreateQp(qp_request(pd, cq))).is_err());
     let pd = raw.pd();

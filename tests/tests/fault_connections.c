@@ -12,6 +12,7 @@
 //   wc, receive     prints the status of the next completion of a Send or receive
 //   async           prints the number of the next asynchronous event
 //   disconnect      ends the connection
+//   leave           prints the error number of rdma_disconnect
 //   input           prints "ready" and waits for a line or the end of standard input
 
 #include <poll.h>
@@ -161,6 +162,9 @@ int main(int argc, char **argv)
             check(!ibv_get_async_event(id->verbs, &found));
             printf("async %d\n", found.event_type);
             ibv_ack_async_event(&found);
+        } else if (!strcmp(*step, "leave")) {
+            check(rdma_disconnect(id) == -1);
+            printf("leave %d\n", errno);
         } else if (!strcmp(*step, "disconnect")) {
             check(!rdma_disconnect(id));
         } else if (!strcmp(*step, "input")) {

@@ -274,6 +274,26 @@ fn rdma_get_cm_event_fails() {
     }
 }
 
+#[test]
+fn rdma_disconnect_fails() {
+    let rules = "do=fail errno=EIO verb=rdma_disconnect nth=1";
+    for device in [IWARP, ROCE] {
+        for rig in rigs(device, "") {
+            let steps = ["event", "accept", "event", "receive", "event"];
+            let (passive, port) = rig.listens("", &steps);
+            let steps = ["event", "send", "wc", "leave", "disconnect", "event"];
+            let active = rig.asks(&port, rules, &steps);
+            assert_eq!(
+                active.succeed(),
+                [ESTABLISHED, "wc 0", "leave 5", DISCONNECTED],
+                "{device}"
+            );
+            passive.succeed();
+            rig.is_empty();
+        }
+    }
+}
+
 /// A reply after the deadline has no effect. A QP that is destroyed before its reply sends none.
 #[test]
 fn an_mpa_reply_comes_too_late() {

@@ -112,8 +112,12 @@ impl Scope<'_> {
         match self.point {
             Point::Verb | Point::Once => {
                 let fails = matches!(self.action, Action::Fail { .. });
-                let is_event = fails && self.verb == Some(Verb::CM_EVENT);
-                is_event.then(|| "an event cannot fail".to_owned())
+                let verb = self.verb.filter(|verb| fails && !verb.can_fail())?;
+                Some(if verb == Verb::CM_EVENT {
+                    "an event cannot fail".to_owned()
+                } else {
+                    "the libraries destroy the object in any case".to_owned()
+                })
             }
             point => Some(format!("{} have no verb", point.object(None).1)),
         }
@@ -191,6 +195,11 @@ mod tests {
             ("do=reject", "opcode=send", "requests of rdma_connect have no opcode"),
             ("do=reject", "verb=reg_mr", "its verb is rdma_connect or rdma_accept"),
             ("do=addr-error", "verb=rdma_resolve_route", "its verb is rdma_resolve_addr"),
+            (
+                "do=fail errno=EIO",
+                "verb=destroy_cq",
+                "the libraries destroy the object in any case",
+            ),
             ("do=corrupt-crc", "opcode=send", "FPDUs have no opcode"),
             ("do=cm-message effect=drop", "mr=1", "messages of the connection manager have no mr"),
             ("do=disconnect verb=reg_mr", "opcode=send", "requests of reg_mr have no opcode"),
@@ -236,6 +245,7 @@ mod tests {
             "do=port-down verb=reg_mr device=x nth=3",
             "do=port-down opcode=write qp=3",
             "do=end-session verb=modify_qp qp=3",
+            "do=stop verb=destroy_cq qp=3",
             "do=refuse as=access-error mr=1 opcode=read",
             "do=rnr opcode=send",
         ] {

@@ -55,6 +55,18 @@ pub(super) const VERBS: &[(&str, Object, &[&str])] = &[
     ("rdma_cm_event", Object::Peer, &["CmEvent"]),
 ];
 
+/// Operations whose callers get no error from a rule: the libraries destroy the object in any case,
+/// and an event has no caller.
+const INFALLIBLE: &[&str] = &[
+    "dealloc_pd",
+    "dealloc_mw",
+    "destroy_comp_channel",
+    "destroy_cq",
+    "destroy_srq",
+    "destroy_qp",
+    "rdma_cm_event",
+];
+
 impl Verb {
     /// `rdma_connect`.
     pub const CONNECT: Verb = Verb("rdma_connect");
@@ -90,6 +102,11 @@ impl Verb {
             VERBS.iter().find(|(name, ..)| *name == self.0).map_or(&[][..], |(.., r)| *r);
         let number = |request| LibraryCall::NAMES.iter().position(|name| name == request);
         requests.iter().filter_map(number).map(|number| 1 << number).sum()
+    }
+
+    /// Returns true if the caller gets the error of a rule.
+    pub fn can_fail(self) -> bool {
+        !INFALLIBLE.contains(&self.0)
     }
 
     /// Returns the kind of object by which rules can select the operation.

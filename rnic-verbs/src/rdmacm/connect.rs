@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
-use rnic_client::{ConnectOptions, QpId, ResolveOptions};
+use rnic_client::{ConnectOptions, Error, QpId, Refusal, ResolveOptions};
 
 use super::events::completed;
 use super::id::{CmIdBody, cm_id, of_device};
@@ -154,9 +154,13 @@ impl IdBody {
             }
         };
         match qp.filter(|_| !self.is_ud()).and_then(|qp| self.find_qp(qp)) {
-            // Refused if the connection has already ended. Its event reports that.
             Some(qp) => match qp.client().disconnect_within(DISCONNECT_GRACE) {
-                Ok(()) | Err(rnic_client::Error::Refused { .. }) => Ok(()),
+                // Refused by a fault rule.
+                Err(error @ Error::Refused { refusal: Refusal::System { .. }, .. }) => {
+                    Err(error.into())
+                }
+                // Refused if the connection has already ended. Its event reports that.
+                Ok(()) | Err(Error::Refused { .. }) => Ok(()),
                 Err(error) => Err(error.into()),
             },
             None => Ok(()),
