@@ -137,9 +137,8 @@ pub enum MalformedTerminate {
 }
 
 /// A partly received tagged message.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct TaggedMessage {
-    opcode: Opcode,
     /// STag of its first segment with payload.
     stag: Option<Stag>,
 }
@@ -179,7 +178,10 @@ pub struct Inbound {
     version: u8,
     /// True if both ends have agreed on Sends with immediate data.
     immediate_sends: bool,
-    tagged: Option<TaggedMessage>,
+    /// True if a Write and a Read Response may be in progress at the same time.
+    responses_pass: bool,
+    write: Option<TaggedMessage>,
+    response: Option<TaggedMessage>,
     sends: Queue,
     /// Immediate Data received so far of the message in progress.
     immediate: [u8; IMMEDIATE_LEN],
@@ -199,7 +201,9 @@ impl Inbound {
         Inbound {
             version,
             immediate_sends: false,
-            tagged: None,
+            responses_pass: false,
+            write: None,
+            response: None,
             sends: Queue::NEW,
             immediate: [0; IMMEDIATE_LEN],
             requests: Queue::NEW,
@@ -212,6 +216,12 @@ impl Inbound {
     /// Accepts Sends with immediate data. Called if both ends have agreed on them.
     pub fn allow_immediate_sends(&mut self) {
         self.immediate_sends = true;
+    }
+
+    /// Accepts Writes among the segments of a Read Response, and vice versa. Called if the engine
+    /// keeps Writes that arrive after a Send without a receive, and handles responses at once.
+    pub fn allow_passing_responses(&mut self) {
+        self.responses_pass = true;
     }
 
     /// Sets the MSN of the next message on each queue.
@@ -250,22 +260,36 @@ impl Inbound {
         }
         //= DDP-4.2-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
-        let mut message = self.tagged.unwrap_or(TaggedMessage { opcode, stag: None });
         //= RDMAP-7.2-2
-        if !opcode.is_tagged() || message.opcode != opcode {
+        if !opcode.is_tagged() || self.interrupts(opcode) {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
+        let in_progress = match opcode {
+            Opcode::Write => &mut self.write,
+            _ => &mut self.response,
+        };
         let TaggedHeader { stag, to, last, .. } = header;
+        let message = in_progress.get_or_insert_default();
         let mut stag_changed = false;
         if !payload.is_empty() {
             stag_changed = *message.stag.get_or_insert(stag) != stag;
         }
-        self.tagged = if last { None } else { Some(message) };
+        if last {
+            *in_progress = None;
+        }
         Ok(match opcode {
             //= DDP-4.2-7
             Opcode::Write => Arrival::Write { stag, to, payload, last, stag_changed },
             _ => Arrival::ReadResponse { stag, to, payload, last },
         })
+    }
+
+    /// Returns true if a tagged segment with this opcode may not arrive now, because a message with
+    /// the other opcode is in progress.
+    #[inline]
+    fn interrupts(&self, opcode: Opcode) -> bool {
+        let other = if opcode == Opcode::Write { &self.response } else { &self.write };
+        other.is_some() && !self.responses_pass
     }
 
     #[inline]

@@ -65,6 +65,9 @@ impl Qp {
         self.link = link;
         if let Some(tcp) = self.link.tcp_mut() {
             tcp.allow_immediate_sends();
+            if self.responder.passes() {
+                tcp.allow_passing_responses();
+            }
         }
         let acknowledged = self.core.transport.acknowledges().then_some(over_tcp);
         let ird = match acknowledged {

@@ -66,7 +66,7 @@ impl Responder {
     }
 
     /// Returns true if ULPDUs for the other direction pass a waiting Send.
-    fn passes(&self) -> bool {
+    pub(in crate::engine) fn passes(&self) -> bool {
         matches!(self.missing, MissingReceive::Waits { passes: true, .. })
     }
 

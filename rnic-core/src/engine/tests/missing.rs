@@ -95,6 +95,34 @@ fn responses_pass_waiting_sends() {
     }
 }
 
+/// A response may pass in part before the receive is posted. The Writes kept until then are carried
+/// out in the middle of it.
+#[test]
+fn kept_writes_precede_the_rest_of_a_response() {
+    for kind in [MemoryKind::Shared, MemoryKind::ThroughCopier] {
+        let mut w = linked(Wiring::tcp());
+        let here = w.any_mr(B, 200_000);
+        let bytes = here.pattern(5);
+        w.kind = kind;
+        let sink = w.any_mr(A, 200_000);
+        let target = w.any_mr(A, 10_000);
+        let from = here.sge(0..10_000);
+        w.post(B, &[Wr::send(1, &[]), Wr::write(2, &[from], &target, 0)]);
+        w.links[0].pipes[1].cuts = Cuts::Every(1000);
+        w.push(A, &[Wr::read(3, sink.all(), &here, 0)]);
+        while sink.bytes()[..1000] != bytes[..1000] {
+            assert!(w.round());
+        }
+        assert_ne!(sink.bytes(), bytes, "the response is in progress");
+        w.recv(A, 4, &[]);
+        w.settle();
+        assert_eq!(w.completions(A), ["4 Receive", "3 RdmaRead 200000"]);
+        assert_eq!(w.completions(B), ["1 Send", "2 RdmaWrite"]);
+        assert_eq!(sink.bytes(), bytes);
+        assert_eq!(target.bytes(), bytes[..10_000]);
+    }
+}
+
 #[test]
 fn requests_after_a_waiting_send_stay_in_order() {
     for wiring in Wiring::both() {

@@ -198,6 +198,33 @@ fn opcode_may_not_change_inside_a_message() {
 }
 
 #[test]
+fn a_passing_response_may_enclose_a_write() {
+    let write = |control, stag| tagged(control, 0x40, stag, 0, &[0]);
+    let response = |control| tagged(control, 0x42, 1, 0, &[0]);
+    let segments = [
+        response(MORE),
+        write(MORE, 2),
+        response(MORE),
+        write(LAST, 2),
+        write(LAST, 3),
+        response(LAST),
+    ];
+    let mut inbound = Inbound::new(1);
+    inbound.allow_passing_responses();
+    for segment in &segments {
+        match inbound.handle(segment, true) {
+            Ok(Arrival::Write { stag_changed: false, .. } | Arrival::ReadResponse { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    // Without such responses the first Write is refused.
+    let mut inbound = Inbound::new(1);
+    assert!(inbound.handle(&segments[0], true).is_ok());
+    let result = inbound.handle(&segments[1], true);
+    assert_eq!(result.err(), Some(Fault::segment(codes::OPERATION_OPCODE)));
+}
+
+#[test]
 fn tagged_and_untagged_segments_may_alternate() {
     let mut inbound = Inbound::new(1);
     assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0; 3])), Ok(None));

@@ -86,6 +86,11 @@ impl TcpLink {
         self.inbound.allow_immediate_sends();
     }
 
+    /// Accepts responses that pass a waiting Send while a Write is in progress, and vice versa.
+    pub(in crate::engine) fn allow_passing_responses(&mut self) {
+        self.inbound.allow_passing_responses();
+    }
+
     pub(in crate::engine) fn new(n: &Negotiated) -> Self {
         let (rtr, await_rtr) = match &n.role {
             Role::Initiator { rtr } => (*rtr, None),
