@@ -1,6 +1,6 @@
 //! Calls of the C library: cancellation points (pthreads(7)), the environment, and `errno`.
 
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString, c_int};
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -60,11 +60,11 @@ pub(crate) fn read_count(fd: RawFd) -> io::Result<()> {
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Receives one packet from a socket, truncated to the length of `packet`. Blocks unless the socket
-/// is non-blocking.
-pub(crate) fn receive_packet(fd: RawFd, packet: &mut [u8]) -> io::Result<usize> {
+/// Receives one packet from a socket, truncated to the length of `packet`, with `flags` of recv(2).
+/// Blocks unless the socket is non-blocking or `flags` contain `MSG_DONTWAIT`.
+pub(crate) fn receive_packet(fd: RawFd, packet: &mut [u8], flags: c_int) -> io::Result<usize> {
     // SAFETY: as above.
-    let n = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
+    let n = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), flags) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 

@@ -998,6 +998,51 @@ static void established(void)
     }
 }
 
+// Returns the CQ of the next event of a channel, which must be readable.
+static struct ibv_cq *notified(struct ibv_comp_channel *channel)
+{
+    struct ibv_cq *cq;
+    void *program;
+    MUST(readable(channel->fd, DEADLINE) && !ibv_get_cq_event(channel, &cq, &program));
+    ibv_ack_cq_events(cq, 1);
+    return cq;
+}
+
+// A channel with events of destroyed CQs only is not readable, since ibv_get_cq_event would block.
+static void destroyed_cq(void)
+{
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    MUST(channel != NULL);
+    // The second CQ stays.
+    for (int staying = 0; staying < 2; staying++) {
+        struct ibv_cq *cqs[3];
+        struct ibv_qp *qps[3];
+        for (int n = 0; n < 3; n++) {
+            struct end e = {.channel = channel};
+            MUST((e.cq = cqs[n] = ibv_create_cq(context, DEPTH, NULL, channel, 0)) != NULL);
+            struct ibv_qp_init_attr a = wanted(&e);
+            MUST((e.qp = qps[n] = ibv_create_qp(pd, &a)) != NULL);
+            to_init(&e);
+            struct ibv_recv_wr empty = {.wr_id = 1}, *bad;
+            MUST(!ibv_post_recv(e.qp, &empty, &bad) && !ibv_req_notify_cq(e.cq, 0));
+            MUST(moved(&e, IBV_QPS_ERR, 0, NULL) == 0);
+            completes(&e, 1, IBV_WC_WR_FLUSH_ERR);
+            // The worker sends the event before it destroys the QP.
+            MUST(!ibv_destroy_qp(qps[n]));
+        }
+        MUST(readable(channel->fd, DEADLINE));
+        for (int n = 0; n < 3; n++)
+            if (n != 1 || !staying)
+                MUST(!ibv_destroy_cq(cqs[n]));
+        if (staying) {
+            MUST(notified(channel) == cqs[1]);
+            MUST(!readable(channel->fd, 0) && !ibv_destroy_cq(cqs[1]));
+        }
+        MUST(!readable(channel->fd, 0));
+    }
+    MUST(!ibv_destroy_comp_channel(channel));
+}
+
 // As in siw, the responder of an iWARP connection raises the events of an RC responder.
 static void refused_iwarp(void)
 {
@@ -1047,7 +1092,7 @@ int main(int count, char **arguments)
         {"unsignaled", unsignaled, 1}, {"overrun", overrun, 1},
         {"overrun-by-send", overrun_by_send, 1}, {"ignored", ignored, 1},
         {"flush-in-error", flush_in_error, 1}, {"moved-memory", moved_memory, 1},
-        {"packed-sges", packed_sges, 1},
+        {"packed-sges", packed_sges, 1}, {"destroyed-cq", destroyed_cq, 1},
     };
     MUST(count == 2);
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)

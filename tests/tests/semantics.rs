@@ -114,3 +114,8 @@ fn deregistered_memory_can_be_moved() {
 fn sges_need_not_be_aligned() {
     run("packed-sges");
 }
+
+#[test]
+fn events_of_destroyed_cqs_are_dropped() {
+    run("destroyed-cq");
+}

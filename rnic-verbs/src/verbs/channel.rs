@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use parking_lot::Mutex;
 use rnic_client::{CompletionChannel, LibraryCall};
 
 use crate::c::{ibv_comp_channel, ibv_context, ibv_cq};
@@ -20,6 +21,16 @@ pub(crate) struct ChannelBody {
     channel: Arc<CompletionChannel>,
     /// Number of CQs that use the channel.
     cqs: AtomicI32,
+    readers: Mutex<Readers>,
+}
+
+/// Threads that receive events, and the events that none of them may return.
+#[derive(Default)]
+struct Readers {
+    /// Number of threads in recv(2). Stays too high if one of them is cancelled.
+    receiving: u32,
+    /// The socket may hold events of destroyed CQs.
+    stale: bool,
 }
 
 impl Body for Arc<ChannelBody> {
@@ -35,7 +46,9 @@ impl ChannelBody {
         rustix::io::ioctl_fionbio(&channel, false)?;
         let channel = Arc::new(channel);
         device.created_channel(&channel, context.adapter());
-        Ok(Arc::new(ChannelBody { device: device.clone(), channel, cqs: AtomicI32::new(0) }))
+        let cqs = AtomicI32::new(0);
+        let readers = Mutex::default();
+        Ok(Arc::new(ChannelBody { device: device.clone(), channel, cqs, readers }))
     }
 
     pub(crate) fn client(&self) -> &CompletionChannel {
@@ -73,7 +86,10 @@ impl ChannelBody {
         admit(&self.device, LibraryCall::GetCqEvent)?;
         loop {
             let mut record = [0; CompletionChannel::RECORD_LEN];
-            let n = system::receive_packet(self.fd(), &mut record)?;
+            self.readers.lock().receiving += 1;
+            let received = system::receive_packet(self.fd(), &mut record, 0);
+            self.has_received();
+            let n = received?;
             // A socket that is shut down or has no peer returns an empty packet.
             let cq = CompletionChannel::parse_record(&record[..n])
                 .ok_or_else(|| errno!(libc::EIO, "the completion channel is closed"))?;
@@ -81,6 +97,42 @@ impl ChannelBody {
             if let Some(cq) = self.device.cqs.read().get(&cq).map(|cq| cq.hand_out_event()) {
                 return Ok(cq);
             }
+        }
+    }
+
+    fn has_received(&self) {
+        let mut readers = self.readers.lock();
+        readers.receiving -= 1;
+        if readers.stale {
+            self.drop_stale(&mut readers);
+        }
+    }
+
+    /// Drops events of a CQ that has been destroyed, so that the descriptor is readable only if
+    /// [`ChannelBody::next`] does not block.
+    pub(crate) fn drop_events(&self) {
+        let mut readers = self.readers.lock();
+        readers.stale = true;
+        self.drop_stale(&mut readers);
+    }
+
+    /// Drops events of destroyed CQs up to the next event of another CQ. Does nothing if a thread
+    /// is in recv(2), which skips these events.
+    fn drop_stale(&self, readers: &mut Readers) {
+        let mut record = [0; CompletionChannel::RECORD_LEN];
+        let mut receive = |flags| {
+            let n = system::receive_packet(self.fd(), &mut record, flags | libc::MSG_DONTWAIT);
+            n.ok().and_then(|n| CompletionChannel::parse_record(&record[..n]))
+        };
+        while readers.receiving == 0 {
+            let Some(cq) = receive(libc::MSG_PEEK) else {
+                readers.stale = false;
+                return;
+            };
+            if self.device.cqs.read().contains_key(&cq) {
+                return;
+            }
+            receive(0);
         }
     }
 }

@@ -302,6 +302,9 @@ impl CqBody {
             return Err(busy!("a queue pair uses the completion queue"));
         }
         self.detach();
+        if let Some(channel) = &self.channel {
+            channel.drop_events();
+        }
         self.completion_events.wait();
         self.events.unacknowledged.wait();
         self.leave_channel();
