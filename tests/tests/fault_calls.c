@@ -11,6 +11,7 @@
 //   notify         arms the receive CQ, which has a channel, and the send CQ, which has none
 //   fork           polls in a child: the error number
 //   ah, port, pkey creates an address handle, or queries
+//   destroy        destroys an object of each kind twice: the error numbers of the first attempts
 //   addr, route    resolves an address or a route: the error number, or the event and its status
 //   sync           resolves an address with a synchronous id: the error number
 //   input          prints the numbers of QP, send CQ and PD, and waits for a line
@@ -281,6 +282,40 @@ static int resolves(const char *step)
     return !strcmp(step, "addr") || !strcmp(step, "route") || !strcmp(step, "sync");
 }
 
+// Destroys an object of each kind. The first attempt must fail and leave the object as it is.
+static void destroy_objects(void)
+{
+    struct ibv_context *of = active->verbs;
+    struct ibv_pd *pd = ibv_alloc_pd(of);
+    struct ibv_comp_channel *made = ibv_create_comp_channel(of);
+    struct ibv_cq *cq = ibv_create_cq(of, DEPTH, NULL, made, 0);
+    struct ibv_srq_init_attr of_srq = {.attr = {.max_wr = DEPTH, .max_sge = 1}};
+    struct ibv_srq *queue = ibv_create_srq(pd, &of_srq);
+    struct ibv_qp_init_attr of_qp = {.qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq};
+    of_qp.srq = queue;
+    of_qp.cap = (struct ibv_qp_cap){DEPTH, 0, 1, 0, 0};
+    struct ibv_qp *qp = ibv_create_qp(pd, &of_qp);
+    struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+    check(pd && made && cq && queue && qp && mw);
+    struct ibv_recv_wr empty = {0}, *bad;
+    int all[6];
+    begin_call();
+    all[0] = ibv_destroy_qp(qp);
+    has_reason(__LINE__, "ibv_destroy_qp", all[0]);
+    check(!ibv_destroy_qp(qp));
+    all[1] = ibv_destroy_srq(queue);
+    check(!ibv_post_srq_recv(queue, &empty, &bad) && !ibv_destroy_srq(queue));
+    all[2] = ibv_destroy_cq(cq);
+    check(!ibv_req_notify_cq(cq, 0) && !ibv_destroy_cq(cq));
+    all[3] = ibv_destroy_comp_channel(made);
+    check(!ibv_destroy_comp_channel(made));
+    all[4] = ibv_dealloc_mw(mw);
+    check(!ibv_dealloc_mw(mw));
+    all[5] = ibv_dealloc_pd(pd);
+    check(!ibv_dealloc_pd(pd));
+    printf("destroy %d %d %d %d %d %d\n", all[0], all[1], all[2], all[3], all[4], all[5]);
+}
+
 static void step(const char *name)
 {
     const char *argument = strchr(name, '=');
@@ -312,6 +347,8 @@ static void step(const char *name)
     } else if (!strcmp(name, "notify")) {
         int with_channel = ibv_req_notify_cq(recv_cq, 0);
         printf("notify %d %d\n", with_channel, ibv_req_notify_cq(send_cq, 0));
+    } else if (!strcmp(name, "destroy")) {
+        destroy_objects();
     } else if (!strcmp(name, "fork")) {
         poll_in_child();
     } else if (!strcmp(name, "ah")) {

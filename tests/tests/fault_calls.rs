@@ -132,6 +132,15 @@ fn queries_and_address_handles_fail() {
 }
 
 #[test]
+fn a_failed_destruction_leaves_the_object() {
+    let verbs = ["destroy_qp", "destroy_srq", "destroy_cq", "destroy_comp_channel", "dealloc_mw"];
+    let verbs = verbs.into_iter().chain(["dealloc_pd"]).zip(5..);
+    let rules = verbs.map(|(verb, errno)| format!("do=fail errno={errno} verb={verb} limit=1"));
+    let rules: Vec<_> = rules.collect();
+    check(&rules.join("; "), &["destroy"], &["destroy 5 6 7 8 9 10"]);
+}
+
+#[test]
 fn a_forked_child_sends_no_call_request() {
     check(
         "do=fail errno=ENOMEM verb=poll_cq nth=1",

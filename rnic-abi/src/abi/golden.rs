@@ -321,6 +321,12 @@ fn library_calls() {
         (LibraryCall::GetCqEvent, "0a"),
         (LibraryCall::GetCmEvent, "0b"),
         (LibraryCall::CmEvent { kind: 300, peer: Some(v4()) }, "0cac020100c0000207af3a"),
+        (LibraryCall::IbvDeallocPd { pd: PdId(3) }, "0d03"),
+        (LibraryCall::IbvDeallocMw, "0e"),
+        (LibraryCall::IbvDestroyCompChannel, "0f"),
+        (LibraryCall::IbvDestroyCq { cq: CqId(3) }, "1003"),
+        (LibraryCall::IbvDestroySrq, "11"),
+        (LibraryCall::IbvDestroyQp { qp: QpId(300) }, "12ac02"),
     ];
     check::<LibraryCall>(0, &golden);
     for (n, (call, _)) in golden.iter().enumerate() {

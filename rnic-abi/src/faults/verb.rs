@@ -13,26 +13,26 @@ pub(super) const VERBS: &[(&str, Object, &[&str])] = &[
     ("query_device", Object::None, &["QueryDevice"]),
     ("query_gid", Object::None, &["QueryGids"]),
     ("alloc_pd", Object::None, &["OpenPd"]),
-    ("dealloc_pd", Object::Pd, &["ClosePd"]),
+    ("dealloc_pd", Object::Pd, &["IbvDeallocPd"]),
     ("create_shared_buffer", Object::None, &["ReserveSharedBuffer", "AddSharedBuffer"]),
     ("reg_mr", Object::Pd, &["RegMr"]),
     ("rereg_mr", Object::Pd, &["ReregMr"]),
     ("dereg_mr", Object::None, &["DeregMr"]),
     ("alloc_mw", Object::Pd, &["AllocWindow"]),
-    ("dealloc_mw", Object::None, &["DeallocWindow"]),
+    ("dealloc_mw", Object::None, &["IbvDeallocMw"]),
     ("create_comp_channel", Object::None, &["CreateChannel"]),
-    ("destroy_comp_channel", Object::None, &["DestroyChannel"]),
+    ("destroy_comp_channel", Object::None, &["IbvDestroyCompChannel"]),
     ("create_cq", Object::None, &["CreateCq"]),
     ("resize_cq", Object::Cq, &["ResizeCq"]),
-    ("destroy_cq", Object::Cq, &["DestroyCq"]),
+    ("destroy_cq", Object::Cq, &["IbvDestroyCq"]),
     ("create_srq", Object::Pd, &["CreateSrq"]),
     ("modify_srq", Object::None, &["ArmSrq"]),
     ("query_srq", Object::None, &["QuerySrq"]),
-    ("destroy_srq", Object::None, &["DestroySrq"]),
+    ("destroy_srq", Object::None, &["IbvDestroySrq"]),
     ("create_qp", Object::Pd, &["CreateQp"]),
     ("modify_qp", Object::Qp, &["ModifyQp", "QpToError"]),
     ("query_qp", Object::Qp, &["QueryQp"]),
-    ("destroy_qp", Object::Qp, &["DestroyQp"]),
+    ("destroy_qp", Object::Qp, &["IbvDestroyQp"]),
     ("rdma_bind_addr", Object::None, &["Bind", "BindDatagrams", "BindRc"]),
     ("rdma_listen", Object::None, &["Listen"]),
     ("rdma_connect", Object::Qp, &["Connect", "ConnectOver", "ConnectRc"]),
@@ -53,18 +53,6 @@ pub(super) const VERBS: &[(&str, Object, &[&str])] = &[
     ("get_cq_event", Object::None, &["GetCqEvent"]),
     ("rdma_get_cm_event", Object::None, &["GetCmEvent"]),
     ("rdma_cm_event", Object::Peer, &["CmEvent"]),
-];
-
-/// Operations whose callers get no error from a rule: the libraries destroy the object in any case,
-/// and an event has no caller.
-const INFALLIBLE: &[&str] = &[
-    "dealloc_pd",
-    "dealloc_mw",
-    "destroy_comp_channel",
-    "destroy_cq",
-    "destroy_srq",
-    "destroy_qp",
-    "rdma_cm_event",
 ];
 
 impl Verb {
@@ -102,11 +90,6 @@ impl Verb {
             VERBS.iter().find(|(name, ..)| *name == self.0).map_or(&[][..], |(.., r)| *r);
         let number = |request| LibraryCall::NAMES.iter().position(|name| name == request);
         requests.iter().filter_map(number).map(|number| 1 << number).sum()
-    }
-
-    /// Returns true if the caller gets the error of a rule.
-    pub fn can_fail(self) -> bool {
-        !INFALLIBLE.contains(&self.0)
     }
 
     /// Returns the kind of object by which rules can select the operation.

@@ -157,7 +157,13 @@ pub(crate) fn destroy(channel: *mut ibv_comp_channel) -> Result<(), Errno> {
     unsafe { withdraw::<Arc<ChannelBody>>(channel) }.map(drop)
 }
 
+fn destroy_by_program(channel: *mut ibv_comp_channel) -> Result<(), Errno> {
+    let body = live::<Arc<ChannelBody>>(channel)?;
+    body.device.admit_destruction(LibraryCall::IbvDestroyCompChannel)?;
+    destroy(channel)
+}
+
 entry! {
     uncancelled ibv_create_comp_channel(of: *mut ibv_context) -> pointer<ibv_comp_channel> = create;
-    uncancelled ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> status = destroy;
+    uncancelled ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> status = destroy_by_program;
 }

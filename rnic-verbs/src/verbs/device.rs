@@ -6,7 +6,9 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rnic_client::{CompletionChannel, Context, CqId, DeviceAttributes, QpId, SrqId};
+use rnic_client::{
+    CompletionChannel, Context, CqId, DeviceAttributes, Error, LibraryCall, QpId, SrqId,
+};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::c;
@@ -121,6 +123,19 @@ impl Device {
             IpAddr::V6(address) => address,
         };
         c::ibv_gid { raw: address.octets() }
+    }
+
+    /// Evaluates the fault rules of a call that destroys an object. Unlike other calls, it succeeds
+    /// without the daemon.
+    ///
+    /// # Errors
+    ///
+    /// The error number of a rule that fails the call.
+    pub(crate) fn admit_destruction(&self, call: LibraryCall) -> Result<(), Errno> {
+        match self.context.admit(call) {
+            Err(error @ Error::Refused { .. }) => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Returns connection management, if the program uses it.

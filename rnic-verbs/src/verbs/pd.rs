@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rnic_client::{DeviceKind, Pd};
+use rnic_client::{DeviceKind, LibraryCall, Pd};
 
 use crate::c::{ibv_context, ibv_pd};
 use crate::errno::Errno;
@@ -100,7 +100,9 @@ pub(crate) fn alloc(of: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
 }
 
 fn dealloc(pd: *mut ibv_pd) -> Result<(), Errno> {
-    live::<Arc<PdBody>>(pd)?.check_unused()?;
+    let body = live::<Arc<PdBody>>(pd)?;
+    body.check_unused()?;
+    body.device().admit_destruction(LibraryCall::IbvDeallocPd { pd: body.client().id() })?;
     // SAFETY: no thread uses `pd`, now or later (ibv_dealloc_pd(3)).
     unsafe { withdraw::<Arc<PdBody>>(pd) }.map(drop)
 }

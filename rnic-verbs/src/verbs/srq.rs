@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{Completion, RecvRequest, Srq, SrqId, SrqOptions};
+use rnic_client::{Completion, LibraryCall, RecvRequest, Srq, SrqId, SrqOptions};
 use slab::Slab;
 
 use crate::c::{self, *};
@@ -215,6 +215,11 @@ pub(crate) fn destroy(of: *mut ibv_srq) -> Result<(), Errno> {
     unsafe { withdraw::<Arc<SrqBody>>(of) }.map(drop)
 }
 
+fn destroy_by_program(of: *mut ibv_srq) -> Result<(), Errno> {
+    live::<Arc<SrqBody>>(of)?.device.admit_destruction(LibraryCall::IbvDestroySrq)?;
+    destroy(of)
+}
+
 /// Returns the number of the SRQ. Unlike with XRC, completions do not contain it.
 fn number(of: *mut ibv_srq, number: Out<u32>) -> Result<(), Errno> {
     let number = number.required("srq_num")?;
@@ -242,7 +247,7 @@ entry! {
     ) -> pointer<ibv_srq> = |_of, wanted| create_ex(wanted);
     plain ibv_modify_srq(of: *mut ibv_srq, attr: In<ibv_srq_attr>, mask: c_int) -> status = modify;
     plain ibv_query_srq(of: *mut ibv_srq, attr: Out<ibv_srq_attr>) -> status = query;
-    uncancelled ibv_destroy_srq(of: *mut ibv_srq) -> status = destroy;
+    uncancelled ibv_destroy_srq(of: *mut ibv_srq) -> status = destroy_by_program;
     plain get_srq_num(of: *mut ibv_srq, to: Out<u32>) -> status = number;
     plain post_srq_recv(
         of: *mut ibv_srq, wr: Chain<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>,

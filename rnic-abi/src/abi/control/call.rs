@@ -77,11 +77,33 @@ pub enum LibraryCall {
         #[serde(with = "address::optional")]
         peer: Option<SocketAddr>,
     },
+    /// Frees a protection domain (`ibv_dealloc_pd(3)`). The request of the daemon follows, as for
+    /// the calls below.
+    IbvDeallocPd {
+        /// The protection domain.
+        pd: PdId,
+    },
+    /// Frees a memory window (`ibv_dealloc_mw(3)`).
+    IbvDeallocMw,
+    /// Destroys a completion channel (`ibv_destroy_comp_channel(3)`).
+    IbvDestroyCompChannel,
+    /// Destroys a CQ (`ibv_destroy_cq(3)`).
+    IbvDestroyCq {
+        /// The CQ.
+        cq: CqId,
+    },
+    /// Destroys an SRQ (`ibv_destroy_srq(3)`).
+    IbvDestroySrq,
+    /// Destroys a QP (`ibv_destroy_qp(3)`).
+    IbvDestroyQp {
+        /// The QP.
+        qp: QpId,
+    },
 }
 
 impl LibraryCall {
     /// Names of the calls, in the order of their bits.
-    pub const NAMES: [&str; 13] = [
+    pub const NAMES: [&str; 19] = [
         "PostSend",
         "PostRecv",
         "PostSrqRecv",
@@ -95,6 +117,12 @@ impl LibraryCall {
         "GetCqEvent",
         "GetCmEvent",
         "CmEvent",
+        "IbvDeallocPd",
+        "IbvDeallocMw",
+        "IbvDestroyCompChannel",
+        "IbvDestroyCq",
+        "IbvDestroySrq",
+        "IbvDestroyQp",
     ];
 
     /// Returns the call's bit in [`RULED_CALLS`](crate::abi::queue::arena_header::RULED_CALLS).
@@ -124,6 +152,12 @@ impl LibraryCall {
             LibraryCall::GetCqEvent => 10,
             LibraryCall::GetCmEvent => 11,
             LibraryCall::CmEvent { .. } => 12,
+            LibraryCall::IbvDeallocPd { .. } => 13,
+            LibraryCall::IbvDeallocMw => 14,
+            LibraryCall::IbvDestroyCompChannel => 15,
+            LibraryCall::IbvDestroyCq { .. } => 16,
+            LibraryCall::IbvDestroySrq => 17,
+            LibraryCall::IbvDestroyQp { .. } => 18,
         }
     }
 }

@@ -584,9 +584,13 @@ impl RequestInfo {
     fn call(self, call: LibraryCall) -> Self {
         let of_call = RequestInfo { call: Some(call), ..self };
         match call {
-            LibraryCall::PostSend { qp, .. } | LibraryCall::PostRecv { qp } => of_call.qp(qp),
-            LibraryCall::PollCq { cq } | LibraryCall::ReqNotifyCq { cq } => of_call.cq(cq),
-            LibraryCall::CreateAh { pd } => of_call.pd(pd),
+            LibraryCall::PostSend { qp, .. }
+            | LibraryCall::PostRecv { qp }
+            | LibraryCall::IbvDestroyQp { qp } => of_call.qp(qp),
+            LibraryCall::PollCq { cq }
+            | LibraryCall::ReqNotifyCq { cq }
+            | LibraryCall::IbvDestroyCq { cq } => of_call.cq(cq),
+            LibraryCall::CreateAh { pd } | LibraryCall::IbvDeallocPd { pd } => of_call.pd(pd),
             LibraryCall::ResolveAddr { peer, .. } | LibraryCall::ResolveRoute { peer, .. } => {
                 of_call.peer(peer)
             }
@@ -596,6 +600,9 @@ impl RequestInfo {
             | LibraryCall::QueryPkey
             | LibraryCall::GetCqEvent
             | LibraryCall::GetCmEvent
+            | LibraryCall::IbvDeallocMw
+            | LibraryCall::IbvDestroyCompChannel
+            | LibraryCall::IbvDestroySrq
             | LibraryCall::CmEvent { peer: None, .. } => of_call,
         }
     }

@@ -3,6 +3,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
+use rnic_client::LibraryCall;
+
 use super::{CqBody, cq};
 use crate::c::*;
 use crate::errno::Errno;
@@ -111,6 +113,12 @@ pub(crate) fn destroy(of: *mut ibv_cq) -> Result<(), Errno> {
     Ok(())
 }
 
+fn destroy_by_program(of: *mut ibv_cq) -> Result<(), Errno> {
+    let body = cq(of)?;
+    body.device.admit_destruction(LibraryCall::IbvDestroyCq { cq: body.cq.id() })?;
+    destroy(of)
+}
+
 fn get_event(
     channel: *mut ibv_comp_channel,
     of: Out<*mut ibv_cq>,
@@ -156,7 +164,7 @@ entry! {
         of: *mut ibv_context, wanted: InOut<ibv_cq_init_attr_ex>,
     ) -> pointer<ibv_cq_ex> = create_ex;
     uncancelled ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -> status = resize;
-    uncancelled ibv_destroy_cq(of: *mut ibv_cq) -> status = destroy;
+    uncancelled ibv_destroy_cq(of: *mut ibv_cq) -> status = destroy_by_program;
     /// ibv_get_cq_event(3). Holds no resources while it waits.
     cancellable ibv_get_cq_event(
         channel: *mut ibv_comp_channel, of: Out<*mut ibv_cq>, program: Out<*mut c_void>,

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use rnic_client::{DeviceKind, QpType};
+use rnic_client::{DeviceKind, LibraryCall, QpType};
 
 use super::chain::{Chain, post};
 use super::{QpBody, QpInitAttr, extended, qp};
@@ -148,6 +148,12 @@ pub(crate) fn destroy(of: *mut ibv_qp) -> Result<(), Errno> {
     unsafe { withdraw::<Arc<QpBody>>(of.cast()) }.map(drop)
 }
 
+fn destroy_by_program(of: *mut ibv_qp) -> Result<(), Errno> {
+    let body = qp(of)?;
+    body.device.admit_destruction(LibraryCall::IbvDestroyQp { qp: body.id() })?;
+    destroy(of)
+}
+
 fn modify(of: *mut ibv_qp, attr: In<ibv_qp_attr>, mask: c_int) -> Result<(), Errno> {
     let qp = qp(of)?;
     // SAFETY: every program's structure has the fields before `rate_limit`, and they are numbers.
@@ -216,7 +222,7 @@ entry! {
     uncancelled create_qp_ex(
         of: *mut ibv_context, wanted: InOut<ibv_qp_init_attr_ex>,
     ) -> pointer<ibv_qp> = create_ex;
-    uncancelled ibv_destroy_qp(of: *mut ibv_qp) -> status = destroy;
+    uncancelled ibv_destroy_qp(of: *mut ibv_qp) -> status = destroy_by_program;
     plain ibv_modify_qp(of: *mut ibv_qp, attr: In<ibv_qp_attr>, mask: c_int) -> status = modify;
     plain ibv_query_qp(
         of: *mut ibv_qp, attr: Out<ibv_qp_attr>, mask: c_int, init: Out<ibv_qp_init_attr>,

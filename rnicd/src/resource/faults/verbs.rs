@@ -40,7 +40,6 @@ impl Manager {
             };
             *point == Point::Verb
                 && is_of_verb
-                && (verb.can_fail() || !matches!(action, Action::Fail { .. }))
                 && rule.selects(session)
                 && (!action.holds_reply() || is_rc || object.is_some_and(is_iwarp))
                 && is_of_event(*action, asked)
