@@ -445,11 +445,15 @@ static void overrun(void)
 }
 
 // With cq_overrun = "error" in the profile, a send that completes in a full CQ overruns it. The CQ
-// keeps the completions before it, and other CQs work.
+// keeps the completions before it, and other CQs work. No send in flight holds an entry, so a CQ of
+// one entry is as small as the program requests.
 static void overrun_by_send(void)
 {
     enum { ENTRIES = 16 };
     struct end a, b;
+    pair_with_cq(&a, &b, 1);
+    unmake(&a);
+    unmake(&b);
     pair_with_cq(&a, &b, ENTRIES);
     struct ibv_sge sge = {(uintptr_t)a.bytes, 8, a.mr->lkey};
     // More requests than entries are in flight, and the program polls.

@@ -69,6 +69,7 @@ fn profile() -> Profile {
         gid_v1: true,
         active_width: 28,
         active_speed: 29,
+        sends_overrun_cqs: true,
     }
 }
 
@@ -472,7 +473,7 @@ fn replies() {
                 "01000106726e6963643005302e312e300102030405060708090a0b010c0d\
                  0f8180849885c09780021011010472786530018280849885c0978002a5280e\
                  0465746830010203ffff03018180020220022f7401700103312e3212131401151617180c\
-                 19802080081a1b011c1d00",
+                 19802080081a1b011c1d0100",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
             (reply(ReplyBody::SharedBuffer { buffer: SharedBufferId(2) }), "0100030200"),

@@ -230,6 +230,7 @@ impl Profile {
             gid_v1: keys.gid_layout == GidLayout::KernelWithV1,
             active_width: keys.active_width.unwrap_or(own.active_width),
             active_speed: keys.active_speed.unwrap_or(own.active_speed),
+            sends_overrun_cqs: keys.cq_overrun == CqOverrun::Error,
         }
     }
 }

@@ -49,6 +49,8 @@ pub struct Profile {
     pub active_width: u8,
     /// `active_speed`, as in `ibv_query_port(3)`.
     pub active_speed: u8,
+    /// True if a send that completes in a full CQ overruns it; otherwise the send queue waits.
+    pub sends_overrun_cqs: bool,
 }
 
 impl Default for Profile {
@@ -76,6 +78,7 @@ impl Default for Profile {
             // 4 lanes of 25 Gb/s. Programs only display the value.
             active_width: 2,
             active_speed: 32,
+            sends_overrun_cqs: false,
         }
     }
 }

@@ -56,8 +56,8 @@ const EMPTY_POLLS: u32 = 64;
 /// Maximum number of completions polled at once.
 const BATCH: usize = 16;
 
-/// Minimum number of entries: some programs request 1 and keep both a send and a receive
-/// outstanding.
+/// Minimum number of entries where a send in flight holds an entry: some programs request 1 and
+/// keep both a send and a receive outstanding.
 const MIN_ENTRIES: u32 = 16;
 
 impl Body for Arc<CqBody> {
@@ -349,6 +349,9 @@ impl AnyCq for CqBody {
 
 /// Returns the number of entries to request.
 fn at_least(device: &Device, entries: u32) -> u32 {
+    if device.attributes.profile.sends_overrun_cqs {
+        return entries;
+    }
     entries.max(MIN_ENTRIES.min(device.attributes.max_cq_entries))
 }
 
