@@ -5,6 +5,7 @@
 #include "refusals.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -515,6 +516,89 @@ static void flush_in_error(void)
         unmake(&e);
     }
     qp_type = IBV_QPT_RC;
+}
+
+// Buffers of the library (ibv_alloc_buf(3)), and registration by attributes (ibv_reg_mr_ex(3)).
+// The headers may be older than these functions.
+static void buffers(void)
+{
+    enum { IOVA = 1, ADDR = 2, FD = 4, FD_OFFSET = 8, DMAH = 16, BUF = 32 };
+    struct {
+        size_t length;
+        int access;
+        uint64_t comp_mask, iova;
+        void *addr;
+        int fd;
+        uint64_t fd_offset;
+        void *dmah, *buf;
+    } attr = {.length = LENGTH, .access = ALL};
+    void *(*alloc_buf)(struct ibv_pd *, size_t, void **) = dlsym(RTLD_DEFAULT, "ibv_alloc_buf");
+    void (*free_buf)(void *) = dlsym(RTLD_DEFAULT, "ibv_free_buf");
+    struct ibv_mr *(*reg_buf_mr)(struct ibv_pd *, void *, void *, size_t, int) =
+        dlsym(RTLD_DEFAULT, "ibv_reg_buf_mr");
+    struct ibv_mr *(*reg_mr_ex)(struct ibv_pd *, void *) = dlsym(RTLD_DEFAULT, "ibv_reg_mr_ex");
+    MUST(alloc_buf && free_buf && reg_buf_mr && reg_mr_ex);
+
+    void *buf;
+    char *bytes = alloc_buf(pd, LENGTH, &buf);
+    MUST(bytes && (uintptr_t)bytes % sysconf(_SC_PAGESIZE) == 0);
+    memset(bytes, 0, LENGTH);
+    struct ibv_mr *mr = reg_buf_mr(pd, buf, bytes + 8, LENGTH - 8, ALL);
+    MUST(mr && mr->addr == bytes + 8 && mr->length == LENGTH - 8 && mr->pd == pd);
+
+    // It is the target of a Write.
+    struct end a, b;
+    pair(&a, &b);
+    strcpy(a.bytes, "to a buffer");
+    struct ibv_sge sge = {(uintptr_t)a.bytes, 12, a.mr->lkey};
+    struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, &b);
+    wr.wr.rdma.remote_addr = (uintptr_t)bytes + 8;
+    wr.wr.rdma.rkey = mr->rkey;
+    post(&a, &wr);
+    completes(&a, wr.wr_id, IBV_WC_SUCCESS);
+    MUST(strcmp(bytes + 8, "to a buffer") == 0);
+    MUST(ibv_dereg_mr(mr) == 0);
+
+    MUST(!reg_buf_mr(pd, buf, bytes, LENGTH + 1, ALL) && errno == EINVAL);
+    MUST(!reg_buf_mr(pd, buf, bytes - 1, 8, ALL) && errno == EINVAL);
+    MUST(!reg_buf_mr(pd, buf, bytes + LENGTH, 1, ALL) && errno == EINVAL);
+    struct ibv_pd *other = ibv_alloc_pd(context);
+    MUST(other != NULL);
+    MUST(!reg_buf_mr(other, buf, bytes, 8, ALL) && errno == EINVAL);
+    MUST(ibv_dealloc_pd(other) == 0);
+
+    attr.addr = bytes;
+    attr.buf = buf;
+    attr.comp_mask = ADDR | BUF;
+    MUST((mr = reg_mr_ex(pd, &attr)) && ibv_dereg_mr(mr) == 0);
+    attr.comp_mask = BUF;
+    MUST(!reg_mr_ex(pd, &attr) && errno == EINVAL);
+    attr.comp_mask = ADDR | BUF | FD;
+    MUST(!reg_mr_ex(pd, &attr) && errno == EINVAL);
+    free_buf(buf);
+    MUST(!reg_buf_mr(pd, buf, bytes, 8, ALL) && errno == ENOENT);
+
+    // Memory of the program, with an address of its own for requests.
+    attr.addr = a.bytes;
+    attr.iova = 4096;
+    attr.comp_mask = ADDR | IOVA;
+    MUST((mr = reg_mr_ex(pd, &attr)) && mr->addr == a.bytes);
+    wr.wr.rdma.remote_addr = 4096 + 100;
+    wr.wr.rdma.rkey = mr->rkey;
+    post(&a, &wr);
+    completes(&a, wr.wr_id, IBV_WC_SUCCESS);
+    MUST(strcmp(a.bytes + 100, "to a buffer") == 0);
+    MUST(ibv_dereg_mr(mr) == 0);
+    attr.comp_mask = IOVA;
+    MUST(!reg_mr_ex(pd, &attr) && errno == EINVAL);
+    attr.comp_mask = ADDR | FD_OFFSET;
+    MUST(!reg_mr_ex(pd, &attr) && errno == EINVAL);
+    attr.comp_mask = FD | FD_OFFSET | IOVA;
+    MUST(!reg_mr_ex(pd, &attr) && errno == EOPNOTSUPP);
+    attr.comp_mask = ADDR | DMAH;
+    MUST(!reg_mr_ex(pd, &attr) && errno == EOPNOTSUPP);
+    unmake(&a);
+    unmake(&b);
 }
 
 // Capacities that a manual page calls ignored are ignored.
@@ -1095,6 +1179,7 @@ int main(int count, char **arguments)
         {"sqe", send_queue_error, 1}, {"refused-iwarp", refused_iwarp, 0},
         {"unsignaled", unsignaled, 1}, {"overrun", overrun, 1},
         {"overrun-by-send", overrun_by_send, 1}, {"ignored", ignored, 1},
+        {"buffers", buffers, 1},
         {"flush-in-error", flush_in_error, 1}, {"moved-memory", moved_memory, 1},
         {"packed-sges", packed_sges, 1}, {"destroyed-cq", destroyed_cq, 1},
     };

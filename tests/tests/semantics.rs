@@ -96,6 +96,11 @@ fn sends_overrun_a_cq_by_profile() {
 }
 
 #[test]
+fn buffers_are_registered_like_other_memory() {
+    run("buffers");
+}
+
+#[test]
 fn receives_posted_in_err_are_flushed() {
     run("flush-in-error");
 }

@@ -7,6 +7,7 @@ use crate::rate::*;
 use crate::strings::*;
 use crate::verbs::ah::*;
 use crate::verbs::async_events::entry::*;
+use crate::verbs::buf::*;
 use crate::verbs::channel::*;
 use crate::verbs::context::query::*;
 use crate::verbs::cq::entry::*;

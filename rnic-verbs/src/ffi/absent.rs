@@ -42,10 +42,9 @@ macro_rules! absent {
 // Multicast, device memory, imported objects, and other functions of libibverbs.
 absent! {
     pointer: ibv_import_device, ibv_import_dm, ibv_import_mr,
-        ibv_import_pd, ibv_reg_dmabuf_mr, ibv_alloc_dmah, ibv_reg_mr_ex, ibv_alloc_buf,
-        ibv_reg_buf_mr;
+        ibv_import_pd, ibv_reg_dmabuf_mr, ibv_alloc_dmah;
     number: ibv_attach_mcast, ibv_detach_mcast, ibv_resolve_eth_l2_from_gid, ibv_query_ece, ibv_set_ece, ibv_dealloc_dmah,
-        ibv_query_port_speed, ibv_free_buf;
+        ibv_query_port_speed;
     minus_one: ibv_dm_export_dmabuf_fd, ibv_get_device_index, ibv_read_sysfs_file;
     nothing: ibv_unimport_dm, ibv_unimport_mr, ibv_unimport_pd;
 }

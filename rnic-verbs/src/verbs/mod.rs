@@ -4,6 +4,7 @@
 pub(crate) mod adapter;
 pub(crate) mod ah;
 pub(crate) mod async_events;
+pub(crate) mod buf;
 pub(crate) mod channel;
 pub(crate) mod context;
 pub(crate) mod cq;

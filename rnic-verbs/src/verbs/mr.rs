@@ -166,7 +166,7 @@ impl Drop for Registered {
 }
 
 /// Registers a memory range.
-fn register(
+pub(crate) fn register(
     pd: *mut ibv_pd,
     address: *mut c_void,
     length: usize,

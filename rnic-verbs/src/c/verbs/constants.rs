@@ -177,6 +177,13 @@ pub const IBV_ACCESS_HUGETLB: u32 = 1 << 7;
 pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 pub const IBV_ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
 
+// ibv_reg_mr_ex(3): valid fields of `ibv_mr_init_attr`.
+pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
+pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
+pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
+pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
+
 // ibv_rereg_mr(3).
 pub const IBV_REREG_MR_CHANGE_TRANSLATION: u32 = 1 << 0;
 pub const IBV_REREG_MR_CHANGE_PD: u32 = 1 << 1;

@@ -1,6 +1,8 @@
 //! Protection domains, memory regions and memory windows.
 
-use libc::{c_uint, c_void, size_t};
+use std::ptr;
+
+use libc::{c_int, c_uint, c_void, size_t};
 
 use super::ibv_context;
 
@@ -23,6 +25,45 @@ pub struct ibv_mr {
     pub handle: u32,
     pub lkey: u32,
     pub rkey: u32,
+}
+
+/// ibv_alloc_buf(3). Programs do not read it.
+#[repr(C)]
+pub struct ibv_buf {
+    pub pd: *mut ibv_pd,
+    pub addr: *mut c_void,
+    pub size: size_t,
+}
+
+/// ibv_reg_mr_ex(3).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_mr_init_attr {
+    pub length: size_t,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut c_void,
+    pub buf: *mut ibv_buf,
+}
+
+impl Default for ibv_mr_init_attr {
+    fn default() -> Self {
+        ibv_mr_init_attr {
+            length: 0,
+            access: 0,
+            comp_mask: 0,
+            iova: 0,
+            addr: ptr::null_mut(),
+            fd: 0,
+            fd_offset: 0,
+            dmah: ptr::null_mut(),
+            buf: ptr::null_mut(),
+        }
+    }
 }
 
 /// ibv_alloc_mw(3).

@@ -46,9 +46,10 @@ kinds! {
     CmEvent "rdma_cm_event"
     ContextList "list of device contexts"
     AddressInfo "rdma_addrinfo"
+    Buf "buffer"
 }
 
-/// Packs address and kind into one word: addresses are multiples of 32, and there are 16 kinds.
+/// Packs address and kind into one word: addresses are multiples of 32, and there are 17 kinds.
 fn word(kind: Kind, address: usize) -> usize {
     address | kind as usize
 }
