@@ -5,7 +5,7 @@
 mod cdylib;
 
 /// Version nodes, each after its predecessor. `src/exports` assigns symbols to them.
-const NODES: [&str; 21] = [
+const NODES: [&str; 23] = [
     "IBVERBS_1.0",
     "IBVERBS_1.1",
     "IBVERBS_1.5",
@@ -21,11 +21,13 @@ const NODES: [&str; 21] = [
     "IBVERBS_1.15",
     "IBVERBS_1.16",
     "IBVERBS_1.17",
+    "IBVERBS_1.18",
     "IBVERBS_PRIVATE_33",
     "IBVERBS_PRIVATE_34",
     "IBVERBS_PRIVATE_57",
     "IBVERBS_PRIVATE_59",
     "IBVERBS_PRIVATE_64",
+    "IBVERBS_PRIVATE_65",
     // Symbols for librdmacm.so.1.
     "RNIC_1",
 ];

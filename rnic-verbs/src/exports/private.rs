@@ -6,7 +6,7 @@ use super::publish;
 use crate::ffi::absent::*;
 use crate::verbs::context::query::ibv_query_gid_type;
 
-/// Publishes names in the nodes of rdma-core 33, 34 to 56, 57, 59 and 64.
+/// Publishes names in the nodes of rdma-core 33, 34 to 56, 57, 59, 64 and 65.
 macro_rules! publish_private {
     ($($name:ident),* $(,)?) => {
         publish! { "IBVERBS_PRIVATE_34": $($name),* }
@@ -14,6 +14,7 @@ macro_rules! publish_private {
         publish! { "IBVERBS_PRIVATE_57" also: $($name),* }
         publish! { "IBVERBS_PRIVATE_59" also: $($name),* }
         publish! { "IBVERBS_PRIVATE_64" also: $($name),* }
+        publish! { "IBVERBS_PRIVATE_65" also: $($name),* }
     };
 }
 
@@ -48,22 +49,33 @@ publish! { "IBVERBS_PRIVATE_64": verbs_register_driver_64 }
 publish! { "IBVERBS_PRIVATE_64" also:
     ibv_cmd_create_cq_ex2, ibv_cmd_alloc_dmah, ibv_cmd_free_dmah, ibv_cmd_reg_mr_ex,
 }
+publish! { "IBVERBS_PRIVATE_65":
+    verbs_register_driver_65, ibv_cmd_create_comp_cntr, ibv_cmd_destroy_comp_cntr,
+    ibv_cmd_inc_comp_cntr, ibv_cmd_inc_err_comp_cntr, ibv_cmd_qp_attach_comp_cntr,
+    ibv_cmd_query_comp_cntr_caps, ibv_cmd_read_comp_cntr, ibv_cmd_read_err_comp_cntr,
+    ibv_cmd_set_comp_cntr, ibv_cmd_set_err_comp_cntr,
+}
+publish! { "IBVERBS_PRIVATE_65" also:
+    ibv_cmd_create_cq_ex2, ibv_cmd_alloc_dmah, ibv_cmd_free_dmah, ibv_cmd_reg_mr_ex,
+}
 
 // The only variable, a C `bool` that drivers set: objects may be destroyed after the device is
 // gone.
 #[cfg(not(test))]
 std::arch::global_asm!(
     ".pushsection .bss.verbs_allow_disassociate_destroy,\"aw\",@nobits",
-    ".globl datum.33, datum.34, datum.57, datum.59, datum.64",
-    ".type datum.33,@object; .type datum.34,@object",
-    ".type datum.57,@object; .type datum.59,@object; .type datum.64,@object",
-    "datum.33: datum.34: datum.57: datum.59: datum.64:",
+    ".globl datum.33, datum.34, datum.57, datum.59, datum.64, datum.65",
+    ".type datum.33,@object; .type datum.34,@object; .type datum.57,@object",
+    ".type datum.59,@object; .type datum.64,@object; .type datum.65,@object",
+    "datum.33: datum.34: datum.57: datum.59: datum.64: datum.65:",
     ".zero 1",
-    ".size datum.33, 1; .size datum.34, 1; .size datum.57, 1; .size datum.59, 1; .size datum.64, 1",
+    ".size datum.33, 1; .size datum.34, 1; .size datum.57, 1",
+    ".size datum.59, 1; .size datum.64, 1; .size datum.65, 1",
     ".symver datum.33, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_33, remove",
     ".symver datum.34, verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34, remove",
     ".symver datum.57, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_57, remove",
     ".symver datum.59, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_59, remove",
     ".symver datum.64, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_64, remove",
+    ".symver datum.65, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_65, remove",
     ".popsection",
 );

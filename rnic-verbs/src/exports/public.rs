@@ -56,3 +56,9 @@ publish! { "IBVERBS_1.14": ibv_query_qp_data_in_order }
 publish! { "IBVERBS_1.15": ibv_alloc_dmah, ibv_dealloc_dmah, ibv_reg_mr_ex }
 publish! { "IBVERBS_1.16": ibv_dm_export_dmabuf_fd, ibv_query_port_speed }
 publish! { "IBVERBS_1.17": ibv_alloc_buf, ibv_free_buf, ibv_reg_buf_mr }
+
+publish! { "IBVERBS_1.18":
+    _ibv_query_comp_cntr_caps, ibv_create_comp_cntr, ibv_destroy_comp_cntr,
+    ibv_export_buf_dmabuf_fd, ibv_inc_comp_cntr, ibv_inc_err_comp_cntr, ibv_qp_attach_comp_cntr,
+    ibv_read_comp_cntr, ibv_read_err_comp_cntr, ibv_set_comp_cntr, ibv_set_err_comp_cntr,
+}

@@ -42,9 +42,11 @@ macro_rules! absent {
 // Multicast, device memory, imported objects, and other functions of libibverbs.
 absent! {
     pointer: ibv_import_device, ibv_import_dm, ibv_import_mr,
-        ibv_import_pd, ibv_reg_dmabuf_mr, ibv_alloc_dmah;
+        ibv_import_pd, ibv_reg_dmabuf_mr, ibv_alloc_dmah, ibv_create_comp_cntr;
     number: ibv_attach_mcast, ibv_detach_mcast, ibv_resolve_eth_l2_from_gid, ibv_query_ece, ibv_set_ece, ibv_dealloc_dmah,
-        ibv_query_port_speed;
+        ibv_query_port_speed, _ibv_query_comp_cntr_caps, ibv_destroy_comp_cntr, ibv_inc_comp_cntr,
+        ibv_inc_err_comp_cntr, ibv_qp_attach_comp_cntr, ibv_read_comp_cntr, ibv_read_err_comp_cntr,
+        ibv_set_comp_cntr, ibv_set_err_comp_cntr;
     minus_one: ibv_dm_export_dmabuf_fd, ibv_get_device_index, ibv_read_sysfs_file;
     nothing: ibv_unimport_dm, ibv_unimport_mr, ibv_unimport_pd;
 }
@@ -99,11 +101,14 @@ absent! {
         ibv_cmd_query_device_any, ibv_cmd_query_mr, ibv_cmd_query_port, ibv_cmd_query_qp,
         ibv_cmd_query_srq, ibv_cmd_read_counters, ibv_cmd_reg_dm_mr, ibv_cmd_reg_dmabuf_mr,
         ibv_cmd_reg_mr, ibv_cmd_reg_mr_ex, ibv_cmd_req_notify_cq, ibv_cmd_rereg_mr,
-        ibv_cmd_resize_cq, verbs_init_cq;
+        ibv_cmd_resize_cq, ibv_cmd_create_comp_cntr, ibv_cmd_destroy_comp_cntr,
+        ibv_cmd_inc_comp_cntr, ibv_cmd_inc_err_comp_cntr, ibv_cmd_qp_attach_comp_cntr,
+        ibv_cmd_query_comp_cntr_caps, ibv_cmd_read_comp_cntr, ibv_cmd_read_err_comp_cntr,
+        ibv_cmd_set_comp_cntr, ibv_cmd_set_err_comp_cntr, verbs_init_cq;
     minus_one: ibv_read_ibdev_sysfs_file;
     nothing: __verbs_log, verbs_register_driver_33, verbs_register_driver_34,
-        verbs_register_driver_57, verbs_register_driver_59, verbs_register_driver_64, verbs_set_ops,
-        verbs_uninit_context;
+        verbs_register_driver_57, verbs_register_driver_59, verbs_register_driver_64,
+        verbs_register_driver_65, verbs_set_ops, verbs_uninit_context;
 }
 
 fn pointer(name: &str) -> *mut c_void {

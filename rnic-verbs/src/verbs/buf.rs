@@ -63,6 +63,12 @@ fn free_buf(buf: *mut ibv_buf) -> Result<(), Errno> {
     unsafe { withdraw::<BufBody>(buf) }.map(drop)
 }
 
+/// Fails: the buffer is no DMA buffer.
+fn export_buf(buf: *mut ibv_buf) -> Result<(), Errno> {
+    live::<BufBody>(buf)?;
+    Err(errno!(libc::ENODATA, "the buffer is ordinary memory"))
+}
+
 fn reg_buf_mr(
     pd: *mut ibv_pd,
     buf: *mut ibv_buf,
@@ -131,6 +137,7 @@ entry! {
         pd: *mut ibv_pd, size: usize, buf: Out<*mut ibv_buf>,
     ) -> pointer<c_void> = alloc_buf;
     uncancelled ibv_free_buf(buf: *mut ibv_buf) -> nothing = free_buf;
+    uncancelled ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> minus_one = export_buf;
     uncancelled ibv_reg_buf_mr(
         pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize, access: c_int,
     ) -> pointer<ibv_mr> = reg_buf_mr;
