@@ -42,12 +42,17 @@ publish! { "IBVERBS_PRIVATE_33": verbs_register_driver_33 }
 publish! { "IBVERBS_PRIVATE_34": verbs_register_driver_34 }
 publish! { "IBVERBS_PRIVATE_57": verbs_register_driver_57, ibv_cmd_create_cq_ex2 }
 publish! { "IBVERBS_PRIVATE_59":
-    verbs_register_driver_59, ibv_cmd_alloc_dmah, ibv_cmd_free_dmah, ibv_cmd_reg_mr_ex,
+    verbs_register_driver_59, ibv_cmd_alloc_dmah, ibv_cmd_export_dmabuf_fd, ibv_cmd_free_dmah,
+    ibv_cmd_query_port_speed, ibv_cmd_reg_mr_ex, ibv_wr_opcode_str,
 }
 publish! { "IBVERBS_PRIVATE_59" also: ibv_cmd_create_cq_ex2 }
-publish! { "IBVERBS_PRIVATE_64": verbs_register_driver_64 }
+publish! { "IBVERBS_PRIVATE_64":
+    verbs_register_driver_64, ibv_dmabuf_heap_alloc, ibv_dmabuf_heap_cc_shared_init,
+    ibv_dmabuf_heap_destroy, ibv_dmabuf_heap_free,
+}
 publish! { "IBVERBS_PRIVATE_64" also:
-    ibv_cmd_create_cq_ex2, ibv_cmd_alloc_dmah, ibv_cmd_free_dmah, ibv_cmd_reg_mr_ex,
+    ibv_cmd_create_cq_ex2, ibv_cmd_alloc_dmah, ibv_cmd_export_dmabuf_fd, ibv_cmd_free_dmah,
+    ibv_cmd_query_port_speed, ibv_cmd_reg_mr_ex, ibv_wr_opcode_str,
 }
 publish! { "IBVERBS_PRIVATE_65":
     verbs_register_driver_65, ibv_cmd_create_comp_cntr, ibv_cmd_destroy_comp_cntr,
@@ -56,7 +61,10 @@ publish! { "IBVERBS_PRIVATE_65":
     ibv_cmd_set_comp_cntr, ibv_cmd_set_err_comp_cntr,
 }
 publish! { "IBVERBS_PRIVATE_65" also:
-    ibv_cmd_create_cq_ex2, ibv_cmd_alloc_dmah, ibv_cmd_free_dmah, ibv_cmd_reg_mr_ex,
+    ibv_cmd_create_cq_ex2, ibv_cmd_alloc_dmah, ibv_cmd_export_dmabuf_fd, ibv_cmd_free_dmah,
+    ibv_cmd_query_port_speed, ibv_cmd_reg_mr_ex, ibv_dmabuf_heap_alloc,
+    ibv_dmabuf_heap_cc_shared_init, ibv_dmabuf_heap_destroy, ibv_dmabuf_heap_free,
+    ibv_wr_opcode_str,
 }
 
 // The only variable, a C `bool` that drivers set: objects may be destroyed after the device is

@@ -83,7 +83,8 @@ absent! {
 // Functions of libibverbs for provider drivers. Some programs are linked to such drivers, which
 // register themselves when they are loaded; none of them ever finds a device.
 absent! {
-    pointer: _verbs_init_and_alloc_context, verbs_open_device;
+    pointer: _verbs_init_and_alloc_context, ibv_dmabuf_heap_alloc, ibv_dmabuf_heap_cc_shared_init,
+        ibv_wr_opcode_str, verbs_open_device;
     number: __ioctl_final_num_attrs, execute_ioctl, ibv_cmd_advise_mr, ibv_cmd_alloc_dm,
         ibv_cmd_alloc_dmah, ibv_cmd_alloc_mw, ibv_cmd_alloc_pd, ibv_cmd_attach_mcast,
         ibv_cmd_close_xrcd, ibv_cmd_create_ah, ibv_cmd_create_counters, ibv_cmd_create_cq,
@@ -104,11 +105,12 @@ absent! {
         ibv_cmd_resize_cq, ibv_cmd_create_comp_cntr, ibv_cmd_destroy_comp_cntr,
         ibv_cmd_inc_comp_cntr, ibv_cmd_inc_err_comp_cntr, ibv_cmd_qp_attach_comp_cntr,
         ibv_cmd_query_comp_cntr_caps, ibv_cmd_read_comp_cntr, ibv_cmd_read_err_comp_cntr,
-        ibv_cmd_set_comp_cntr, ibv_cmd_set_err_comp_cntr, verbs_init_cq;
-    minus_one: ibv_read_ibdev_sysfs_file;
-    nothing: __verbs_log, verbs_register_driver_33, verbs_register_driver_34,
-        verbs_register_driver_57, verbs_register_driver_59, verbs_register_driver_64,
-        verbs_register_driver_65, verbs_set_ops, verbs_uninit_context;
+        ibv_cmd_set_comp_cntr, ibv_cmd_set_err_comp_cntr, ibv_cmd_query_port_speed,
+        verbs_init_cq;
+    minus_one: ibv_cmd_export_dmabuf_fd, ibv_read_ibdev_sysfs_file;
+    nothing: __verbs_log, ibv_dmabuf_heap_destroy, ibv_dmabuf_heap_free, verbs_register_driver_33,
+        verbs_register_driver_34, verbs_register_driver_57, verbs_register_driver_59,
+        verbs_register_driver_64, verbs_register_driver_65, verbs_set_ops, verbs_uninit_context;
 }
 
 fn pointer(name: &str) -> *mut c_void {
