@@ -128,8 +128,8 @@ impl Requester {
 
     /// Begins the notice that the peer's Sends are done, before a request that is posted. The
     /// program may have posted the request in answer to a Send, which must complete before the
-    /// answer arrives. A response that has been sent since shows the same. Returns true if the notice
-    /// has begun.
+    /// answer arrives. A response that has been sent since shows the same. Returns true if the
+    /// notice has begun.
     pub(super) fn begin_done_notice(&mut self) -> bool {
         let owes = self.owes_response();
         let unreported = |acks: &Acknowledgements| acks.done.or(acks.asked.filter(|_| owes));
