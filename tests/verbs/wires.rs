@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::Context;
 use rnic_tests::{Process, verbs};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
 use crate::case::{Group, Setting};
@@ -78,9 +79,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         what: "the host has no route to the GID",
-        outcome: FAILS,
+        outcome: "the transition to RTR fails with `ENETUNREACH`",
         says: [UNREACHABLE, UNREACHABLE],
-        does: |a, b, says| mistaken(a, b, says, |to| to.gid = UNROUTED_GID.to_owned()),
+        does: unrouted,
     },
     Case {
         what: "no host in the network has the GID",
@@ -141,7 +142,7 @@ const NOTHING: [&str; 2] = ["", ""];
 
 /// An address without a route.
 const UNROUTED_GID: &str = "::ffff:192.0.2.9";
-const UNREACHABLE: &str = "queue pair {qp} at {gid}: connect: Network is unreachable";
+const UNREACHABLE: &str = "no route from";
 /// An unused address in the network of both hosts.
 const UNUSED_GID: &str = "::ffff:10.77.0.99";
 /// Error before and after the kernel gives up resolving the address.
@@ -282,7 +283,8 @@ impl End {
         let Some(mut process) = self.process else { return };
         process.release();
         let lines = process.succeed();
-        let reasons: Vec<&String> = lines.iter().filter(|line| line.contains("failed: ")).collect();
+        let fails = |line: &&String| line.contains("failed: ") || line.contains("refused: ");
+        let reasons: Vec<&String> = lines.iter().filter(fails).collect();
         assert_eq!(reasons.len(), self.failures.len(), "{lines:#?}");
         for (line, text) in reasons.iter().zip(&self.failures) {
             assert!(line.starts_with("rnic: ") && line.contains(text), "{text}: not in {line}");
@@ -336,6 +338,18 @@ fn mistaken(a: &mut End, b: &mut End, says: &str, spoil: fn(&mut Name)) {
     b.ready_to_send();
     let began = a.posts();
     a.fails(began, &says.replace("{theirs}", &b.name.psn.to_string()));
+    b.stays();
+}
+
+fn unrouted(a: &mut End, b: &mut End, says: &str) {
+    let answer = a.ask(&format!("rtr {} {UNROUTED_GID} {}", b.name.qp, b.name.psn));
+    assert_eq!(answer, Errno::NETUNREACH.raw_os_error().to_string());
+    assert_eq!(a.state(), INIT);
+    a.failures.push(says.to_owned());
+    // The QP can still have another peer.
+    wire(a, b);
+    message(a, b, "routed");
+    a.stays();
     b.stays();
 }
 

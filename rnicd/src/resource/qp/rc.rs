@@ -5,12 +5,14 @@
 //! path can link them.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use rnic_abi::abi::control::{QpChange, Refusal, ReplyBody, Sending, Wiring};
 use rnic_abi::types::*;
 use rnic_core::engine::{EngineCommand, MAX_ACK_REQUESTS, PeerLimits};
+use rustix::io::Errno;
 
 use super::qp_attr::{RcAttr, RcStream};
 use super::reads::Reads;
@@ -24,6 +26,7 @@ use crate::resource::faults::qp_faults::QpFaults;
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
 use crate::resource::{Manager, Pending, find, refuse};
+use crate::system;
 use crate::worker::Command;
 
 impl Manager {
@@ -103,6 +106,7 @@ impl Manager {
         if !self.uses_direct_path(qp, &wiring) {
             self.check_external(wiring.local, wiring.remote)?;
             self.check_wired_port(wiring.local.address(), wiring.remote.address())?;
+            self.check_route(wiring.local, wiring.remote)?;
         }
         // ACK requests use additional slots in each direction.
         let mut ird = Some(wiring.ird + MAX_ACK_REQUESTS);
@@ -142,6 +146,29 @@ impl Manager {
              another daemon; use another GID index, or add the address to the interface"
         );
         Err(refuse::invalid("local", why))
+    }
+
+    /// Returns an error if the host has no route from a QP at GID `local` to its peer. The kernel
+    /// resolves the GID of the peer in this transition too.
+    fn check_route(&self, local: Gid, remote: Gid) -> Result<(), Refusal> {
+        let port = self.config.wired.port;
+        let own = self.socket_address(local, 0, local);
+        let peer = self.socket_address(remote, port, local);
+        // An error other than that of the route also fails the connection, which reports it.
+        let Ok(socket) = UdpSocket::bind(own) else { return Ok(()) };
+        // Selects the route, and sends nothing.
+        let Err(error) = socket.connect(peer) else { return Ok(()) };
+        let errno = match error.kind() {
+            // From a loopback address, or to a link-local address of another interface.
+            ErrorKind::InvalidInput | ErrorKind::NetworkUnreachable => Errno::NETUNREACH,
+            ErrorKind::HostUnreachable => Errno::HOSTUNREACH,
+            _ => return Ok(()),
+        };
+        Err(Refusal::System {
+            what: format!("no route from {local} to {remote}"),
+            error: error.to_string(),
+            errno: system::number(&errno.into()),
+        })
     }
 
     fn check_wiring(&self, id: SessionId, wiring: &Wiring) -> Result<(), Refusal> {
