@@ -1,9 +1,10 @@
 //! Queue of management datagrams from the workers to the control thread.
 //!
-//! A host can send them faster than the control thread handles them, so the queue is short and
+//! A host can send them faster than the control thread handles them, so the queue is bounded and
 //! every host gets an equal share of it: hosts are served round-robin, and if the queue is full, a
 //! datagram of a host with fewer waiting datagrams displaces the newest one of the host with the
-//! most.
+//! most. A displaced message is repeated 4.3 s later, so the queue has room for a program that
+//! connects hundreds of QPs at once.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -49,12 +50,18 @@ impl Management {
         waiting.push(datagram) && !std::mem::replace(&mut waiting.control_woken, true)
     }
 
-    /// Takes all waiting datagrams, at most [`MAX_WAITING`], in round-robin order of the hosts. The
-    /// next datagram wakes the control thread again.
+    /// Takes up to [`MAX_TAKEN`] waiting datagrams, in round-robin order of the hosts. If others
+    /// remain, the caller must wake the control thread; otherwise the next datagram does.
     pub(super) fn take(&self) -> Vec<ManagementDatagram> {
         let mut waiting = self.waiting();
-        waiting.control_woken = false;
-        std::iter::from_fn(|| waiting.pop()).collect()
+        let taken = std::iter::from_fn(|| waiting.pop()).take(MAX_TAKEN).collect();
+        waiting.control_woken = waiting.count > 0;
+        taken
+    }
+
+    /// Returns true if datagrams are waiting.
+    pub(super) fn has_some(&self) -> bool {
+        self.waiting().count > 0
     }
 
     /// Counts a packet that cannot be from a daemon: its source port or its message is wrong.
@@ -108,8 +115,10 @@ impl Waiting {
     }
 }
 
-/// Maximum number of waiting datagrams of all hosts.
-const MAX_WAITING: usize = 64;
+/// Maximum number of waiting datagrams of all hosts, as in the receive queue of the kernel's QP 1.
+const MAX_WAITING: usize = 512;
+/// Maximum number of datagrams that the control thread handles before other work.
+const MAX_TAKEN: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -123,26 +132,47 @@ mod tests {
         }
     }
 
+    /// Takes all datagrams. Returns their hosts and contents.
     fn taken(management: &Management) -> Vec<(IpAddr, u8)> {
-        management.take().into_iter().map(|d| (d.from, d.mad[0])).collect()
+        let mut all = Vec::new();
+        while management.has_some() {
+            let some = management.take();
+            assert!((1..=MAX_TAKEN).contains(&some.len()));
+            all.extend(some.into_iter().map(|d| (d.from, d.mad[0])));
+        }
+        all
     }
 
     #[test]
     fn a_flood_leaves_other_hosts_their_share() {
         let management = Management::default();
-        for number in 0..=255 {
-            management.push(datagram(1, number));
-        }
+        let flood = || {
+            for _ in 0..MAX_WAITING {
+                management.push(datagram(1, 0));
+            }
+        };
+        flood();
         management.push(datagram(2, 7));
         // The flood continues and does not displace the other host's datagrams.
-        for number in 0..=255 {
-            management.push(datagram(1, number));
-        }
+        flood();
         let all = taken(&management);
         assert_eq!(all.len(), MAX_WAITING);
         // The other host's turn is the second.
         assert_eq!(all[1], ([192, 0, 2, 2].into(), 7));
         assert_eq!(all.iter().filter(|(from, _)| *from == all[0].0).count(), MAX_WAITING - 1);
+    }
+
+    #[test]
+    fn a_hundred_requests_of_a_host_wait() {
+        let management = Management::default();
+        for number in 0..100 {
+            assert_eq!(management.push(datagram(1, number)), number == 0);
+        }
+        assert_eq!(management.take().len(), MAX_TAKEN);
+        // The control thread is awake as long as datagrams are waiting.
+        assert!(management.has_some() && !management.push(datagram(1, 100)));
+        assert_eq!(taken(&management).last(), Some(&([192, 0, 2, 1].into(), 100)));
+        assert!(management.push(datagram(1, 101)));
     }
 
     #[test]
@@ -166,9 +196,9 @@ mod tests {
     #[test]
     fn an_ipv6_host_has_one_share() {
         let management = Management::default();
-        for number in 0..=255 {
+        for number in 0..MAX_WAITING {
             let from = format!("2001:db8::{number:x}").parse().unwrap_or_else(|e| panic!("{e}"));
-            management.push(ManagementDatagram { from, ..datagram(1, number) });
+            management.push(ManagementDatagram { from, ..datagram(1, 0) });
         }
         management.push(datagram(2, 7));
         assert_eq!(taken(&management)[1], ([192, 0, 2, 2].into(), 7));

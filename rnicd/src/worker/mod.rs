@@ -51,6 +51,8 @@ use ticket::Tickets;
 #[derive(Debug)]
 pub struct Workers {
     workers: Vec<Handle>,
+    /// Wakes the control thread.
+    control: Arc<Waker>,
     tickets: Tickets,
     inbox: Receiver<Report>,
     diagnoses: Arc<DiagnosisLog>,
@@ -81,6 +83,7 @@ impl Workers {
             .collect::<io::Result<_>>()?;
         Ok(Workers {
             workers,
+            control,
             tickets: Tickets::default(),
             inbox,
             diagnoses: Arc::clone(&options.engine.diagnoses),
@@ -190,9 +193,16 @@ impl Workers {
         ticket
     }
 
-    /// Takes the queued management datagrams, a bounded number.
+    /// Takes a bounded number of the queued management datagrams. If others remain, the control
+    /// thread is woken again.
     pub fn take_management(&mut self) -> Vec<ManagementDatagram> {
-        self.workers.iter().flat_map(|worker| worker.shared.management.take()).collect()
+        let queues = || self.workers.iter().map(|worker| &worker.shared.management);
+        let taken = queues().flat_map(Management::take).collect();
+        if queues().any(Management::has_some) {
+            // Fails only if the control thread has been woken already.
+            let _ = self.control.wake();
+        }
+        taken
     }
 
     /// Returns the number of packets that workers have dropped because they cannot be from a
