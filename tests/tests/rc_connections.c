@@ -237,15 +237,18 @@ static void port_space_ib(void)
     refuses(active, IBV_QPT_UD);
     meet(listener, active, IBV_QPT_UC);
     meet(listener, resolved(listener), IBV_QPT_RC);
-    // Each port space has its own ports.
-    uint16_t port = rdma_get_src_port(listener);
-    space = RDMA_PS_TCP;
-    struct sockaddr_in address = ipv4(INADDR_LOOPBACK, port);
-    struct rdma_cm_id *id;
-    check(!rdma_create_id(events, &id, NULL, RDMA_PS_TCP));
-    check(!rdma_bind_addr(id, (struct sockaddr *)&address));
-    destroy(id);
     destroy(listener);
+    // Each port space has its own ports. Another process may have the TCP port of any ID that is
+    // not of RDMA_PS_TCP.
+    struct sockaddr_in address = ipv4(INADDR_LOOPBACK, 0);
+    struct rdma_cm_id *of_tcp, *of_ib;
+    check(!rdma_create_id(events, &of_tcp, NULL, RDMA_PS_TCP));
+    check(!rdma_bind_addr(of_tcp, (struct sockaddr *)&address));
+    address.sin_port = rdma_get_src_port(of_tcp);
+    check(!rdma_create_id(events, &of_ib, NULL, RDMA_PS_IB));
+    check(!rdma_bind_addr(of_ib, (struct sockaddr *)&address));
+    destroy(of_tcp);
+    destroy(of_ib);
 }
 
 static void qp_types(void)
