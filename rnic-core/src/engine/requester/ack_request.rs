@@ -24,10 +24,12 @@ pub(in crate::engine) struct Acknowledgements {
     /// in the last notice.
     pub waits: Option<Msn>,
     pub notified: Option<Msn>,
-    /// MSN of the peer's last Send that is done, if the peer knows this neither from a notice nor
-    /// from a response: `done` if no request of the peer has arrived after it, `asked` if one has.
-    pub done: Option<Msn>,
-    pub asked: Option<Msn>,
+    /// MSN of the peer's last Send, if it is done and no later request of the peer has arrived,
+    /// until a notice reports it.
+    unreported: Option<Msn>,
+    /// MSN of the peer's last Send before a request that this side has not answered yet. The
+    /// response reports that the Send is done, unless a notice does so earlier.
+    in_response: Option<Msn>,
     /// Number of the peer's Write that this side's Terminate reports, until its notice is sent.
     pub refused_write: Option<u32>,
     /// A request has completed in error.
@@ -71,6 +73,32 @@ impl Acknowledgements {
         }
         self.notified = self.waits;
         Some(self.waits.map_or(Notice::Resumed, Notice::Waits))
+    }
+
+    /// Records that a Send of the peer is done.
+    #[inline]
+    pub(super) fn send_received(&mut self, msn: Msn) {
+        if self.over_tcp {
+            self.unreported = Some(msn);
+        }
+    }
+
+    /// Records that a request of the peer has arrived. `owes` is true if an earlier response has
+    /// not been sent.
+    pub(super) fn request_received(&mut self, owes: bool) {
+        self.in_response = self.unreported.take().or(self.in_response.filter(|_| owes));
+    }
+
+    /// Returns the MSN of the peer's last Send that is done, if neither a notice nor a response has
+    /// reported it. `owes` is true if a response has not been sent.
+    pub(super) fn unreported(&self, owes: bool) -> Option<Msn> {
+        self.unreported.or(self.in_response.filter(|_| owes))
+    }
+
+    /// Records that a notice reports all Sends that are done.
+    pub(super) fn reported(&mut self) {
+        self.unreported = None;
+        self.in_response = None;
     }
 
     /// Returns true if requests are unacknowledged and the program does not wait for them yet.

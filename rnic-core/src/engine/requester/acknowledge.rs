@@ -121,8 +121,8 @@ impl Requester {
     /// Records that a Send of the peer is done.
     #[inline]
     pub(in crate::engine) fn send_received(&mut self, msn: Msn) {
-        if let Some(acks) = self.acks.as_mut().filter(|acks| acks.over_tcp) {
-            acks.done = Some(msn);
+        if let Some(acks) = &mut self.acks {
+            acks.send_received(msn);
         }
     }
 
@@ -132,14 +132,12 @@ impl Requester {
     /// notice has begun.
     pub(super) fn begin_done_notice(&mut self) -> bool {
         let owes = self.owes_response();
-        let unreported = |acks: &Acknowledgements| acks.done.or(acks.asked.filter(|_| owes));
-        let done = self.acks.as_ref().and_then(unreported);
+        let done = self.acks.as_ref().and_then(|acks| acks.unreported(owes));
         if done.is_none() || !self.has_posted() {
             return false;
         }
         if let Some(acks) = &mut self.acks {
-            acks.done = None;
-            acks.asked = None;
+            acks.reported();
         }
         self.begin_notice_of(done.map(Notice::Done))
     }

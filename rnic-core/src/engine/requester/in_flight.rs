@@ -312,7 +312,7 @@ mod tests {
         assert!(l.is_empty());
     }
 
-    /// Otherwise a peer could repeat the notice that the Send is done, each time with effect.
+    /// A peer that repeats the notice about a Send must not restart the clock each time.
     #[test]
     fn an_acknowledged_send_is_not_found() {
         let mut l = InFlight::default();

@@ -38,8 +38,7 @@ impl Requester {
     pub(in crate::engine) fn take_on(&mut self, request: InboundRequest) {
         let owes = self.owes_response();
         if let Some(acks) = &mut self.acks {
-            let earlier = acks.asked.filter(|_| owes);
-            acks.asked = acks.done.take().or(earlier);
+            acks.request_received(owes);
         }
         //= RDMAP-5.2.1-2, 7306-5.2.1-14
         self.inbound.push_back(request);
