@@ -144,6 +144,13 @@ impl Context {
 
     /// Queries identity and limits of the device (compare `ibv_query_device(3)`).
     pub fn device(&self) -> Result<DeviceAttributes, Error> {
+        self.admit(Function::QueryDevice.call())?;
+        self.device_unruled()
+    }
+
+    /// Same as [`device`](Self::device), without fault rules: for a library that answers the
+    /// queries of its program from the result.
+    pub fn device_unruled(&self) -> Result<DeviceAttributes, Error> {
         match self.session.request(RequestBody::QueryDevice)? {
             ReplyBody::Device(attributes) => Ok(attributes),
             other => Err(unexpected(&other)),

@@ -176,11 +176,11 @@ pub use stream::Stream;
 pub use window::MemoryWindow;
 
 pub use rnic_abi::abi::control::{
-    AsyncObject, ClientRow, CqRow, DeviceAttributes, DeviceKind, DeviceRow, Diagnosis,
-    DiagnosisKind, DisconnectReason, Event, EventRecord, FaultRow, Features, GidRow, LibraryCall,
-    LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow, NO_GID, PAGE_ROWS, PdRow, Profile,
-    QpCounters, QpRow, RcOffer, RcPeer, Refusal, Rows, Sending, SrqRow, StatusInfo, WindowRow,
-    Wiring,
+    AsyncObject, CallObject, ClientRow, CqRow, DeviceAttributes, DeviceKind, DeviceRow, Diagnosis,
+    DiagnosisKind, DisconnectReason, Event, EventRecord, FaultRow, Features, Function, GidRow,
+    LibraryCall, LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow, NO_GID, PAGE_ROWS,
+    PdRow, Profile, QpCounters, QpRow, RcOffer, RcPeer, Refusal, Rows, Sending, SrqRow, StatusInfo,
+    WindowRow, Wiring,
 };
 pub use rnic_abi::abi::queue::{SendOpcode, Sge};
 pub use rnic_abi::faults;

@@ -354,10 +354,16 @@ impl ConnectionRequest {
 
     /// Rejects the request with private data for the peer, at most 512 bytes, or 508 with RFC 6581.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
+        self.try_reject(private_data)
+    }
+
+    /// Same as [`reject`](Self::reject), but a request that could not be rejected stays undecided.
+    pub fn try_reject(&mut self, private_data: &[u8]) -> Result<(), Error> {
         check_private_data(private_data)?;
+        let private_data = private_data.to_vec();
+        self.session.command(RequestBody::Reject { request: self.id, private_data })?;
         self.decided = true;
-        self.session
-            .command(RequestBody::Reject { request: self.id, private_data: private_data.to_vec() })
+        Ok(())
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use rnic_abi::abi::control::{LibraryCall, ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{
+    CallObject, Function, LibraryCall, ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody,
+};
 use rnic_abi::abi::queue::{QueueKind, SendOpcode};
 use rnic_abi::shm::lease::LoanNumber;
 use rnic_abi::shm::queue::{PushError, QueueMemory, SendProducer};
@@ -311,6 +313,13 @@ impl Qp {
 
     /// Queries state, addresses and counters (compare `ibv_query_qp(3)`).
     pub fn query(&self) -> Result<QpRow, Error> {
+        self.session().check_owner()?;
+        self.session().admit(Function::QueryQp.of(CallObject::Qp(self.id)))?;
+        self.query_unruled()
+    }
+
+    /// Same as [`query`](Self::query), without fault rules.
+    pub fn query_unruled(&self) -> Result<QpRow, Error> {
         match self.session().request(RequestBody::QueryQp { qp: self.id })? {
             ReplyBody::QpInfo(row) => Ok(row),
             other => Err(unexpected(&other)),

@@ -7,7 +7,7 @@
 //! has acknowledged it, and a failed request has its own status. A request that is never
 //! acknowledged fails with `TransportRetryExceeded` after the timeout and retries of [`Sending`].
 
-use rnic_abi::abi::control::{GidRow, QpChange, ReplyBody, RequestBody, Sending, Wiring};
+use rnic_abi::abi::control::{Function, GidRow, QpChange, ReplyBody, RequestBody, Sending, Wiring};
 use rnic_abi::types::Access;
 
 use crate::context::Context;
@@ -18,6 +18,12 @@ use crate::session::unexpected;
 impl Context {
     /// Queries the device's GIDs, in order of their index (`ibv_query_gid_table(3)`).
     pub fn gids(&self) -> Result<Vec<GidRow>, Error> {
+        self.admit(Function::QueryGid.call())?;
+        self.gids_unruled()
+    }
+
+    /// Same as [`gids`](Self::gids), without fault rules.
+    pub fn gids_unruled(&self) -> Result<Vec<GidRow>, Error> {
         match self.session.request(RequestBody::QueryGids)? {
             ReplyBody::Gids(rows) => Ok(rows),
             other => Err(unexpected(&other)),

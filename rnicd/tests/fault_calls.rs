@@ -94,6 +94,48 @@ fn objects_of_other_sessions_are_not_selected() {
 }
 
 #[test]
+fn functions_are_selected_by_their_objects() {
+    let daemon = one_worker("");
+    let mut raw = Raw::open(&daemon.socket());
+    let pd = raw.pd();
+    let cq = raw.cq(1);
+    let qp = raw.qp(pd, cq);
+    let other = raw.qp(pd, cq);
+    let peer = |last| CallObject::Peer(([192, 0, 2, last], 1).into());
+    let rules = format!(
+        "do=fail errno=EIO verb=destroy_ah pd={}; do=fail errno=EIO verb=destroy_cq cq={}; \
+         do=fail errno=EIO verb=modify_qp qp={}; do=fail errno=EIO verb=rdma_set_option \
+         peer=192.0.2.1; do=fail errno=EIO verb=open_device",
+        pd.0, cq.0, qp.0
+    );
+    set(&mut raw, &rules, true);
+    for (function, object, fails) in [
+        (Function::DestroyAh, CallObject::Pd(pd), true),
+        (Function::DestroyAh, CallObject::Pd(PdId(pd.0 + 1000)), false),
+        (Function::DestroyCq, CallObject::Cq(cq), true),
+        (Function::DestroyCq, CallObject::Cq(CqId(cq.0 + 1000)), false),
+        (Function::ModifyQp, CallObject::Qp(qp), true),
+        (Function::ModifyQp, CallObject::Qp(other), false),
+        (Function::SetOption, peer(1), true),
+        (Function::SetOption, peer(2), false),
+        (Function::SetOption, CallObject::None, false),
+        (Function::OpenDevice, CallObject::None, true),
+        (Function::CloseDevice, CallObject::None, false),
+    ] {
+        let answer = ask(&mut raw, function.of(object));
+        assert_eq!(answer.is_err(), fails, "{function:?} {object:?}");
+    }
+    let ruled_functions = [
+        Function::DestroyAh,
+        Function::DestroyCq,
+        Function::ModifyQp,
+        Function::SetOption,
+        Function::OpenDevice,
+    ];
+    assert_eq!(ruled(&raw), ruled_functions.map(|function| function.call().bit()).iter().sum());
+}
+
+#[test]
 fn calls_have_the_effects_of_other_actions() {
     let daemon = one_worker("");
     let mut raw = Raw::open(&daemon.socket());

@@ -245,11 +245,12 @@ fn rules_of_verbs_select_by_pd_and_qp() {
     let cq = raw.cq(1);
     let other = raw.qp(pd, cq);
     set(&mut raw, &format!("do=fail errno=EIO verb=query_qp qp={}", qp.0));
-    assert!(raw.call(RequestBody::QueryQp { qp: other }).is_ok());
-    assert!(raw.call(RequestBody::QueryQp { qp }).is_err());
+    let query = |qp| RequestBody::Call(Function::QueryQp.of(CallObject::Qp(qp)));
+    assert!(raw.call(query(other)).is_ok());
+    assert!(raw.call(query(qp)).is_err());
     // Without a verb, a rule fails all requests with its keys but those that destroy the object.
     set(&mut raw, &format!("name=all do=fail errno=EIO qp={}", other.0));
-    assert!(raw.call(RequestBody::QueryQp { qp: other }).is_err());
+    assert!(raw.call(RequestBody::QpToError { qp: other }).is_err());
     assert_eq!(raw.call(RequestBody::DestroyQp { qp: other }), Ok(ReplyBody::Done));
     set(&mut raw, &format!("do=fail errno=EIO verb=create_qp pd={}", pd.0));
     assert!(raw.call(RequestBody::CreateQp(qp_request(pd, cq))).is_err());
@@ -352,7 +353,7 @@ fn keys_select_requests_or_effects() {
     clear(&mut raw, None).unwrap();
     set(&mut raw, &format!("do=fail errno=EIO cq={}", cq.0));
     raw.pd();
-    assert!(raw.call(RequestBody::QueryQp { qp: other }).is_err());
+    assert!(raw.call(RequestBody::QpToError { qp: other }).is_err());
     assert!(raw.call(RequestBody::ResizeCq { cq, entries: 2 }).is_err());
     state(&mut raw, qp);
     clear(&mut raw, None).unwrap();

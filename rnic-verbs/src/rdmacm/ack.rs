@@ -3,10 +3,12 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use rnic_client::Function;
+
 use super::state::IdBody;
 use crate::c::{rdma_cm_event, rdma_cm_id};
 use crate::errno::{self, Errno};
-use crate::ffi::handles::{Body, Kind, withdraw};
+use crate::ffi::handles::{Body, Kind, live, withdraw};
 use crate::ffi::pointers::{Fields, get, set};
 use crate::system;
 
@@ -29,6 +31,11 @@ pub(super) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
     let fetched = unsafe { withdraw::<CmEventBody>(event) }?;
     fetched.id.unacknowledged.acknowledge(1);
     Ok(())
+}
+
+pub(super) fn acknowledge_by_program(event: *mut rdma_cm_event) -> Result<(), Errno> {
+    live::<CmEventBody>(event)?.id.admit_call(Function::AckCmEvent)?;
+    acknowledge(event)
 }
 
 /// Acknowledges the event in the C structure of a synchronous id.

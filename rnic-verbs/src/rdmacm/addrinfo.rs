@@ -2,9 +2,11 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use dns_lookup::{AddrInfoHints, getaddrinfo};
 use libc::sockaddr;
+use rnic_client::Function;
 
 use super::ib;
 use crate::c::*;
@@ -14,6 +16,8 @@ use crate::ffi::handles::{Body, Kind, live, publish, withdraw, zeroed};
 use crate::ffi::pointers::{Fields, In, Out, Text, set};
 use crate::ffi::socket_address::{Address, in_c, length};
 use crate::log;
+use crate::verbs::device::Device;
+use crate::verbs::session;
 
 /// The program's hints (`struct rdma_addrinfo`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,8 +117,11 @@ struct Answer {
     destination: rdma_sockaddr,
 }
 
-/// Body of a result list. The head holds all the data.
-struct AddressList;
+/// Body of a result list. The head holds all the data for the program.
+struct AddressList {
+    /// The session, for the calls that use the result.
+    _device: Option<Arc<Device>>,
+}
 
 impl Body for AddressList {
     type Head = Answer;
@@ -136,10 +143,16 @@ fn get(node: Text, service: Text, hints: In<rdma_addrinfo>, to: Out<*mut rdma_ad
         let errno = invalid!("rdma_getaddrinfo: node, service and hints are all null");
         return minus_one(Err(errno));
     }
+    // As in librdmacm, the session is opened first. Without a daemon the call has no rules.
+    let device = session::open().ok();
+    let admitted = device.as_ref().map_or(Ok(()), |of| of.admit(Function::GetAddrInfo.call()));
+    if admitted.is_err() {
+        return minus_one(admitted.map_err(|errno| errno.of("rdma_getaddrinfo")));
+    }
     let wanted = known(hints);
     let in_ib = wanted.in_ib;
     let answered = look_up(node, service, &wanted)
-        .map(|found| answer(found, in_ib, hints).map(|answer| to.write(answer)));
+        .map(|found| answer(found, in_ib, hints, device).map(|answer| to.write(answer)));
     match answered {
         Ok(answered) => minus_one(answered),
         Err(error) => {
@@ -194,6 +207,7 @@ fn answer(
     mut found: Found,
     in_ib: bool,
     hints: Option<&rdma_addrinfo>,
+    device: Option<Arc<Device>>,
 ) -> Result<*mut rdma_addrinfo, Errno> {
     let mut answer: Answer = Answer { head: zeroed(), source: zeroed(), destination: zeroed() };
     let asked = |of: fn(&rdma_addrinfo) -> c_int| hints.map(of).filter(|&n| n != 0);
@@ -220,7 +234,7 @@ fn answer(
     };
     answer.source = source.map_or_else(zeroed, Known::in_c);
     answer.destination = destination.map_or_else(zeroed, Known::in_c);
-    let list = live::<AddressList>(publish(answer, AddressList).as_ptr())?;
+    let list = live::<AddressList>(publish(answer, AddressList { _device: device }).as_ptr())?;
     let at = Fields::at(&list);
     if let Some(source) = source {
         set!(list.head.ai_src_len = source.length());

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rnic_client::Function;
+
 use super::state::EventChannel;
 use crate::c::rdma_event_channel;
 use crate::errno::Errno;
@@ -28,7 +30,9 @@ pub(super) fn open_device() -> Result<Arc<Device>, Errno> {
 }
 
 fn create() -> Result<*mut rdma_event_channel, Errno> {
-    make(open_device()?)
+    let device = open_device()?;
+    device.admit(Function::CreateEventChannel.call())?;
+    make(device)
 }
 
 /// Destroys a channel. Does nothing for a null pointer.

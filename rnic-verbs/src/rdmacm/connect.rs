@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
-use rnic_client::{ConnectOptions, Error, QpId, Refusal, ResolveOptions};
+use rnic_client::{ConnectOptions, Error, Function, QpId, ResolveOptions};
 
 use super::events::completed;
 use super::id::{CmIdBody, cm_id, of_device};
@@ -12,7 +12,7 @@ use super::qp::show_state;
 use super::service::Service;
 use super::state::{Attempt, ConnectParams, IdBody, Phase, State};
 use crate::c::{IBV_QPS_ERR, RDMA_MAX_RESP_RES, ibv_event_type, rdma_cm_id, rdma_conn_param};
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::ffi::entry::entry;
 use crate::ffi::handles::Live;
 use crate::ffi::pointers::{In, bytes, get};
@@ -128,7 +128,8 @@ impl IdBody {
         if self.is_rc() {
             return self.establish_rc();
         }
-        self.state.lock().expect(&[Phase::Connected])
+        self.state.lock().expect(&[Phase::Connected])?;
+        self.admit_call(Function::Establish)
     }
 
     /// Ends the connection (`rdma_disconnect(3)`). Posted requests of an iWARP QP are sent for at
@@ -155,16 +156,19 @@ impl IdBody {
         };
         match qp.filter(|_| !self.is_ud()).and_then(|qp| self.find_qp(qp)) {
             Some(qp) => match qp.client().disconnect_within(DISCONNECT_GRACE) {
-                // Refused by a fault rule.
-                Err(error @ Error::Refused { refusal: Refusal::System { .. }, .. }) => {
-                    Err(error.into())
-                }
+                answer if errno::has_no_effect(&answer) => Ok(answer?),
                 // Refused if the connection has already ended. Its event reports that.
                 Ok(()) | Err(Error::Refused { .. }) => Ok(()),
                 Err(error) => Err(error.into()),
             },
             None => Ok(()),
         }
+    }
+
+    /// Returns true if [`disconnect`](Self::disconnect) makes a request to the daemon.
+    fn has_connected_qp(&self) -> bool {
+        let state = self.state.lock();
+        state.phase == Phase::Connected && state.qp.is_some() && !self.is_ud()
     }
 
     /// Returns true if the id has or had a connection or a connection request.
@@ -249,6 +253,9 @@ pub(super) fn wanted(parameters: In<rdma_conn_param>) -> ConnectParams {
 /// the program has fetched the event for the end of the connection.
 fn disconnect(id: *mut rdma_cm_id) -> Result<(), Errno> {
     let found = cm_id(id)?;
+    if !found.id.has_connected_qp() {
+        found.admit(Function::Disconnect)?;
+    }
     match found.id.phase() {
         Phase::Undecided => found.id.disconnect(),
         Phase::Ended if !found.id.has_events() => found.id.disconnect(),
@@ -275,6 +282,7 @@ fn establish(id: *mut rdma_cm_id) -> Result<(), Errno> {
 /// the kernel, the call fails for an id that neither listens nor has begun to connect.
 fn notify(id: *mut rdma_cm_id, event: ibv_event_type) -> Result<(), Errno> {
     let id = of_device(id)?;
+    id.admit(Function::Notify)?;
     if id.id.is_rc() {
         return id.id.notify_rc(event);
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use rnic_client::DeviceKind;
+use rnic_client::{DeviceKind, Function};
 
 use super::rc_attr::gid_of;
 use crate::c::ibv_context;
@@ -78,6 +78,7 @@ fn get(count: Out<c_int>) -> Result<*mut *mut ibv_context, Errno> {
 /// `ibv_get_device_list`. Returns their number.
 fn fill(list: &mut Contexts) -> Result<usize, Errno> {
     let device = session::open()?;
+    device.admit(Function::GetDevices.call())?;
     // As for `ibv_get_device_list`.
     device.tables_changed();
     let mut adapters = device_list::visible(&device)?;

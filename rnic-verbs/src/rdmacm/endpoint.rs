@@ -2,6 +2,9 @@
 
 use std::ptr::null_mut;
 
+use rnic_client::Function;
+
+use super::channel::open_device;
 use super::id::{self, Endpoint, cm_id};
 use super::resolve::{bind, resolve_address, resolve_route};
 use super::{qp, srq};
@@ -21,7 +24,9 @@ fn create(
     let to = to.required("id")?;
     let found = found.read("res")?;
     let space = found.ai_port_space.cast_unsigned();
-    let id = id::create(null_mut(), null_mut(), space)?;
+    let device = open_device()?;
+    device.admit(Function::CreateEp.call())?;
+    let id = id::create(&device, null_mut(), null_mut(), space)?;
     let body = cm_id(id)?;
     if found.ai_qp_type.cast_unsigned() == IBV_QPT_UC && body.id.service.allows_uc() {
         set!(body.qp_type = IBV_QPT_UC);

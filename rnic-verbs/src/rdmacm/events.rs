@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rnic_client::DatagramAddress;
 
-use super::ack::{CmEventBody, acknowledge, acknowledge_own};
+use super::ack::{CmEventBody, acknowledge_by_program, acknowledge_own};
 use super::channel::channel;
 use super::id::{self, CmIdBody, cm_id};
 use super::qp::show_state;
@@ -159,5 +159,5 @@ entry! {
     cancellable rdma_get_cm_event(
         from: *mut rdma_event_channel, to: Out<*mut rdma_cm_event>,
     ) -> minus_one = get;
-    uncancelled rdma_ack_cm_event(event: *mut rdma_cm_event) -> minus_one = acknowledge;
+    uncancelled rdma_ack_cm_event(event: *mut rdma_cm_event) -> minus_one = acknowledge_by_program;
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{DeviceKind, PortSpace};
+use rnic_client::{DeviceKind, Function, PortSpace};
 
 use super::ack::acknowledge_own;
 use super::channel::{self, channel, open_device};
@@ -65,6 +65,11 @@ pub(super) fn of_device(id: *mut rdma_cm_id) -> Result<Live<CmIdBody>, Errno> {
 }
 
 impl CmIdBody {
+    /// Evaluates the fault rules of a call that concerns the id, which they select by its peer.
+    pub(super) fn admit(&self, function: Function) -> Result<(), Errno> {
+        self.id.admit_call(function)
+    }
+
     /// Returns true if calls on the id wait for their result.
     pub(super) fn is_synchronous(&self) -> bool {
         !self.own_channel.lock().is_null()
@@ -186,23 +191,25 @@ fn create_id(
     port_space: rdma_port_space,
 ) -> Result<(), Errno> {
     let to = to.required("id")?;
-    to.write(create(channel, program, port_space)?);
+    let device = open_device()?;
+    device.admit(Function::CreateId.call())?;
+    to.write(create(&device, channel, program, port_space)?);
     Ok(())
 }
 
 /// Creates an id on a channel, or a synchronous id for a null pointer.
 pub(super) fn create(
+    device: &Arc<Device>,
     channel: *mut rdma_event_channel,
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    let device = open_device()?;
-    let visible = device_list::visible(&device)?;
+    let visible = device_list::visible(device)?;
     let kinds: Vec<DeviceKind> = visible.iter().map(|adapter| adapter.kind()).collect();
     let service = Service::of(port_space, &kinds)?;
     let of_device = device.clone();
     let body = |channel| IdBody::create(of_device, service, channel);
-    make(&device, channel, program, port_space, body)
+    make(device, channel, program, port_space, body)
 }
 
 pub(super) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
@@ -215,11 +222,17 @@ pub(super) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
     Ok(())
 }
 
+fn destroy_by_program(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    cm_id(id)?.admit(Function::DestroyId)?;
+    destroy(id)
+}
+
 fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), Errno> {
     let id = cm_id(id)?;
     if to.is_null() && id.is_synchronous() {
         return Err(invalid!("the id is already synchronous"));
     }
+    id.admit(Function::MigrateId)?;
     let (at, own) = channel_for(&id.id.device, to)?;
     acknowledge_own(id);
     id.id.migrate(&*channel(at)?);
@@ -251,7 +264,7 @@ entry! {
         channel: *mut rdma_event_channel, to: Out<*mut rdma_cm_id>, program: *mut c_void,
         port_space: rdma_port_space,
     ) -> minus_one = create_id;
-    uncancelled rdma_destroy_id(id: *mut rdma_cm_id) -> minus_one = destroy;
+    uncancelled rdma_destroy_id(id: *mut rdma_cm_id) -> minus_one = destroy_by_program;
     uncancelled rdma_migrate_id(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> minus_one
         = migrate;
     plain rdma_get_src_port(id: *mut rdma_cm_id) -> value<u16> = src_port;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rnic_client::AcceptOptions;
+use rnic_client::{AcceptOptions, Function};
 
 use super::ack::{CmEventBody, acknowledge, acknowledge_own};
 use super::connect::{adopt_qp, wanted};
@@ -152,8 +152,16 @@ impl IdBody {
             state.phase = Phase::Ended;
             state.request.take()
         };
-        let request = request.ok_or_else(|| no_longer("has no connection request"))?;
-        self.decided(request.reject(private_data))
+        let mut request = request.ok_or_else(|| no_longer("has no connection request"))?;
+        let rejected = request.try_reject(private_data);
+        if errno::has_no_effect(&rejected) {
+            let mut state = self.state.lock();
+            state.phase = Phase::Undecided;
+            state.request = Some(request);
+            drop(state);
+            return Ok(rejected?);
+        }
+        self.decided(rejected)
     }
 }
 
@@ -217,6 +225,7 @@ fn get_request(listener: *mut rdma_cm_id, to: Out<*mut rdma_cm_id>) -> Result<()
     if !found.is_synchronous() {
         return Err(invalid!("rdma_get_request: the id has an event channel"));
     }
+    found.admit(Function::GetRequest)?;
     acknowledge_own(found);
     let event = events::fetch(get!(found.channel))?;
     let _guard = system::uncancelled();

@@ -2,6 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use rnic_client::Function;
+
 use super::id::{CmIdBody, cm_id};
 use super::service::Service;
 use crate::c::*;
@@ -18,6 +20,7 @@ fn set(
     length: usize,
 ) -> Result<(), Errno> {
     let found = cm_id(id)?;
+    found.admit(Function::SetOption)?;
     // SAFETY: `value` points to `length` bytes (rdma_set_option(3)), here 1.
     let byte = || unsafe { value.cast::<u8>().read() };
     // SAFETY: as above, here 4.

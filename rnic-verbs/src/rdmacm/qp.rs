@@ -4,6 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use rnic_client::Function;
+
 use super::id::{CmIdBody, cm_id, of_device};
 use super::rc_attr::no_transition;
 use super::service::Service;
@@ -31,8 +33,18 @@ pub(super) fn create(
     create_with(id, pd, w, |pd| verbs_qp::create(pd, wanted))
 }
 
+fn create_by_program(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    wanted: InOut<ibv_qp_init_attr>,
+) -> Result<(), Errno> {
+    cm_id(id)?.admit(Function::CreateIdQp)?;
+    create(id, pd, wanted)
+}
+
 fn create_ex(id: *mut rdma_cm_id, wanted: InOut<ibv_qp_init_attr_ex>) -> Result<(), Errno> {
     let w = wanted.required("qp_init_attr")?;
+    cm_id(id)?.admit(Function::CreateIdQp)?;
     let named = get!(w.comp_mask) & IBV_QP_INIT_ATTR_PD != 0;
     let pd = if named { get!(w.pd) } else { null_mut() };
     // SAFETY: the extended structure begins with the fields of the basic one.
@@ -204,6 +216,7 @@ fn init_attributes(
     let found = of_device(id)?;
     let attr = attr.required("qp_attr")?;
     let to_mask = mask.required("qp_attr_mask")?;
+    found.admit(Function::InitQpAttr)?;
     let mut filled: ibv_qp_attr = zeroed();
     filled.qp_state = get!(attr.qp_state);
     let mask = match found.id.service {
@@ -251,7 +264,7 @@ fn ud_attributes(to: &mut ibv_qp_attr) -> Result<c_int, Errno> {
 entry! {
     uncancelled rdma_create_qp(
         id: *mut rdma_cm_id, pd: *mut ibv_pd, wanted: InOut<ibv_qp_init_attr>,
-    ) -> minus_one = create;
+    ) -> minus_one = create_by_program;
     uncancelled rdma_create_qp_ex(id: *mut rdma_cm_id, wanted: InOut<ibv_qp_init_attr_ex>)
         -> minus_one = create_ex;
     uncancelled rdma_destroy_qp(id: *mut rdma_cm_id) -> nothing = destroy;

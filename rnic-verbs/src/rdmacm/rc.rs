@@ -17,7 +17,7 @@ use super::rc_attr::{RcConnection, Reads, gid_of, saturate};
 use super::rejection;
 use super::state::{Attempt, CmEvent, ConnectParams, IdBody, Parameters, Phase, State};
 use crate::c::*;
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::ffi::handles::zeroed;
 use crate::log;
 use crate::verbs::qp::QpBody;
@@ -213,7 +213,7 @@ impl IdBody {
             }
             (confirmed.is_ok() && state.ends_at_once, failed)
         };
-        if failed {
+        if failed && !errno::has_no_effect(&confirmed) {
             // The event for the end of the attempt may have arrived while the id was connected.
             self.connect_error(&qp, libc::ECONNRESET);
         }

@@ -3,6 +3,8 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use rnic_client::Function;
+
 use super::id::{CmIdBody, cm_id, of_device};
 use crate::c::*;
 use crate::errno::{self, Errno};
@@ -20,6 +22,7 @@ fn create(
     wanted: InOut<ibv_srq_init_attr>,
 ) -> Result<(), Errno> {
     let id = of_device(id)?;
+    id.admit(Function::CreateIdSrq)?;
     let pd = pd_for_srq(id, pd)?;
     set_srq(id, pd, srq::create(pd, wanted)?);
     Ok(())
@@ -33,6 +36,7 @@ fn create_ex(id: *mut rdma_cm_id, wanted: InOut<ibv_srq_init_attr_ex>) -> Result
     }
     let named = if mask & IBV_SRQ_INIT_ATTR_PD != 0 { get!(w.pd) } else { null_mut() };
     let id = of_device(id)?;
+    id.admit(Function::CreateIdSrq)?;
     let pd = pd_for_srq(id, named)?;
     set!(w.pd = pd);
     set!(w.comp_mask = mask | IBV_SRQ_INIT_ATTR_PD);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_client::{
-    AddressPair, ConnectionRequest, DatagramAddress, DeviceKind, LibraryCall, Listener, PortSpace,
-    Qp, QpId, RcPeer,
+    AddressPair, CallObject, ConnectionRequest, DatagramAddress, DeviceKind, Function, LibraryCall,
+    Listener, PortSpace, Qp, QpId, RcPeer,
 };
 
 use super::devices::device_with;
@@ -21,7 +21,6 @@ use crate::event_queue::EventQueue;
 use crate::ffi::handles::{Body, Foreign, Kind};
 use crate::verbs::adapter::Adapter;
 use crate::verbs::async_events::Unacknowledged;
-use crate::verbs::channel::admit;
 use crate::verbs::device::Device;
 use crate::verbs::qp::{QpBody, find};
 
@@ -313,6 +312,12 @@ impl IdBody {
         self.state.lock().own_qp = None;
     }
 
+    /// Evaluates the fault rules of a call that concerns the id. Must not be called while the state
+    /// is locked.
+    pub(super) fn admit_call(&self, function: Function) -> Result<(), Errno> {
+        self.device.admit(function.of(CallObject::of_peer(self.addresses().1)))
+    }
+
     /// Returns true if events of the id wait to be fetched.
     pub(crate) fn has_events(&self) -> bool {
         self.channel.lock().as_ref().is_some_and(|channel| channel.has(self))
@@ -401,7 +406,7 @@ impl EventChannel {
     ///
     /// That of a fault rule, and those of `read(2)`.
     pub(crate) fn next(&self) -> Result<CmEvent, Errno> {
-        admit(&self.device, LibraryCall::GetCmEvent)?;
+        self.device.admit(LibraryCall::GetCmEvent)?;
         Ok(self.queue.next(|arrived| arrived.id.unacknowledged.handed_out())?)
     }
 

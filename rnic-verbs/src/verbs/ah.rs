@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rnic_client::{GRH_LEN, Gid, GidRow, LibraryCall, PdId, Profile, route_of};
+use rnic_client::{Function, GRH_LEN, Gid, GidRow, LibraryCall, PdId, Profile, route_of};
 
 use crate::c::{self, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 use crate::errno::Errno;
@@ -59,7 +59,7 @@ impl AhBody {
             return Err(unsupported!("address handles: the device has no GID to send from"));
         }
         check_route(attributes, gids)?;
-        pd.device().context.admit(LibraryCall::CreateAh { pd: pd.client().id() })?;
+        pd.device().admit(LibraryCall::CreateAh { pd: pd.client().id() })?;
         let Destination { source, gid } = destination(attributes);
         let ahs = &pd.device().ahs;
         let &Profile { max_ah: most, max_ah_errno, .. } = &pd.adapter().limits().profile;
@@ -181,7 +181,9 @@ fn init_from_wc(
     attr: Out<ibv_ah_attr>,
 ) -> Result<(), Errno> {
     let found = attributes_of(of, port, wc, grh)?;
-    attr.required("ah_attr")?.write(found);
+    let attr = attr.required("ah_attr")?;
+    context(of)?.device().admit(Function::InitAhFromWc.call())?;
+    attr.write(found);
     Ok(())
 }
 
@@ -213,6 +215,7 @@ fn attributes_of(
 }
 
 fn destroy(ah: *mut ibv_ah) -> Result<(), Errno> {
+    live::<AhBody>(ah)?.pd.admit(Function::DestroyAh)?;
     // SAFETY: no thread uses `ah`, now or later (ibv_destroy_ah(3)).
     unsafe { withdraw::<AhBody>(ah) }.map(drop)
 }

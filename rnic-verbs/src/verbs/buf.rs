@@ -7,6 +7,8 @@ use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rnic_client::Function;
+
 use crate::c::{self, ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
@@ -50,8 +52,9 @@ fn alloc_buf(
     size: usize,
     handle: Out<*mut ibv_buf>,
 ) -> Result<*mut c_void, Errno> {
-    live::<Arc<PdBody>>(pd)?;
+    let found = live::<Arc<PdBody>>(pd)?;
     let handle = handle.required("buf")?;
+    found.admit(Function::AllocBuf)?;
     let body = BufBody::allocate(size)?;
     let addr = body.memory.as_ptr().cast();
     handle.write(publish(ibv_buf { pd, addr, size }, body).as_ptr());

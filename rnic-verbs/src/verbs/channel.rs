@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use parking_lot::Mutex;
-use rnic_client::{CompletionChannel, LibraryCall};
+use rnic_client::{CompletionChannel, Function, LibraryCall};
 
 use crate::c::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::errno::Errno;
@@ -83,7 +83,7 @@ impl ChannelBody {
     ///
     /// The error of a fault rule, the errors of `recv(2)`, and `EIO` if the channel is closed.
     pub(crate) fn next(&self) -> Result<Foreign<ibv_cq>, Errno> {
-        admit(&self.device, LibraryCall::GetCqEvent)?;
+        self.device.admit(LibraryCall::GetCqEvent)?;
         loop {
             let mut record = [0; CompletionChannel::RECORD_LEN];
             self.readers.lock().receiving += 1;
@@ -137,14 +137,6 @@ impl ChannelBody {
     }
 }
 
-/// Fails if a fault rule fails the call. Must be called before the call waits.
-pub(crate) fn admit(device: &Device, call: LibraryCall) -> Result<(), Errno> {
-    // A cancelled thread would leave the request without its reply.
-    let _guard = system::uncancelled();
-    device.context.admit(call)?;
-    Ok(())
-}
-
 pub(crate) fn create(of: *mut ibv_context) -> Result<*mut ibv_comp_channel, Errno> {
     let channel = ChannelBody::create(&*context(of)?)?;
     let head = ibv_comp_channel { context: of, fd: channel.fd(), refcnt: 0 };
@@ -159,7 +151,7 @@ pub(crate) fn destroy(channel: *mut ibv_comp_channel) -> Result<(), Errno> {
 
 fn destroy_by_program(channel: *mut ibv_comp_channel) -> Result<(), Errno> {
     let body = live::<Arc<ChannelBody>>(channel)?;
-    body.device.admit_destruction(LibraryCall::IbvDestroyCompChannel)?;
+    body.device.admit(Function::DestroyCompChannel.call())?;
     destroy(channel)
 }
 

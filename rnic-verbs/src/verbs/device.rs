@@ -6,18 +6,16 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rnic_client::{
-    CompletionChannel, Context, CqId, DeviceAttributes, Error, LibraryCall, QpId, SrqId,
-};
+use rnic_client::{CompletionChannel, Context, CqId, DeviceAttributes, LibraryCall, QpId, SrqId};
 use rustix::net::{Shutdown, shutdown};
 
-use crate::c;
 use crate::errno::Errno;
 use crate::memory::regions::Regions;
 use crate::verbs::adapter::Adapter;
 use crate::verbs::async_events::{AsyncEvent, AsyncEvents};
 use crate::verbs::device_table::{DeviceTable, Tables};
 use crate::verbs::registry::{AnyCq, AnyQp, AnySrq, ConnectionManager};
+use crate::{c, system};
 
 /// A session with the daemon, and the objects created with it.
 pub(crate) struct Device {
@@ -46,7 +44,7 @@ impl Device {
     /// Opens a session with the daemon.
     pub(crate) fn connect() -> Result<Device, Errno> {
         let context = Context::open()?;
-        let attributes = context.device()?;
+        let attributes = context.device_unruled()?;
         Ok(Device {
             owner: std::process::id(),
             context,
@@ -125,17 +123,17 @@ impl Device {
         c::ibv_gid { raw: address.octets() }
     }
 
-    /// Evaluates the fault rules of a call that destroys an object. Unlike other calls, it succeeds
-    /// without the daemon.
+    /// Evaluates the fault rules of a call. Must precede its effects and waits. Without a daemon a
+    /// call has no rules.
     ///
     /// # Errors
     ///
     /// The error number of a rule that fails the call.
-    pub(crate) fn admit_destruction(&self, call: LibraryCall) -> Result<(), Errno> {
-        match self.context.admit(call) {
-            Err(error @ Error::Refused { .. }) => Err(error.into()),
-            _ => Ok(()),
-        }
+    pub(crate) fn admit(&self, call: LibraryCall) -> Result<(), Errno> {
+        // A cancelled thread would leave the request without its reply.
+        let _guard = system::uncancelled();
+        self.context.admit(call)?;
+        Ok(())
     }
 
     /// Returns connection management, if the program uses it.

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use rnic_client::DeviceKind;
+use rnic_client::{DeviceKind, Function};
 
 use crate::c::{IBV_SYSFS_NAME_MAX, ibv_device};
 use crate::errno::Errno;
@@ -61,16 +61,21 @@ impl Body for DeviceList {
     const KIND: Kind = Kind::DeviceList;
 }
 
+/// Opens the session. Returns the devices that the program sees.
+fn list() -> Result<(Vec<Arc<Adapter>>, Arc<Device>), Errno> {
+    let device = session::open()?;
+    // The event of the last change may not have arrived yet.
+    device.tables_changed();
+    Ok((visible(&device)?, device))
+}
+
 fn get(count: Out<c_int>) -> Result<*mut *mut ibv_device, Errno> {
-    let found = session::open().and_then(|device| {
-        // The event of the last change may not have arrived yet.
-        device.tables_changed();
-        Ok((visible(&device)?, device))
-    });
-    let shown = found.as_ref().map_or(0, |(adapters, _)| adapters.len().min(MOST));
-    count.write(shown as c_int);
+    count.write(0);
     // `ENOSYS` means that this machine has no RDMA. Programs with other transports then use those.
-    let (adapters, device) = found.map_err(|errno| errno.with_number(libc::ENOSYS))?;
+    let (adapters, device) = list().map_err(|errno| errno.with_number(libc::ENOSYS))?;
+    device.admit(Function::GetDeviceList.call())?;
+    let shown = adapters.len().min(MOST);
+    count.write(shown as c_int);
     let mut devices = [null_mut(); MOST + 1];
     let places = devices.iter_mut().take(shown);
     places.zip(&adapters).for_each(|(place, adapter)| *place = adapter.head().0);

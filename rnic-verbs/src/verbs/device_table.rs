@@ -43,8 +43,8 @@ impl DeviceTable {
             let mut tables = self.tables.write();
             // Cleared before the requests to the daemon, so that a later change sets it again.
             if self.stale.swap(false, Ordering::AcqRel) {
-                let fetched = context.device().and_then(|device| {
-                    let gids = context.gids()?;
+                let fetched = context.device_unruled().and_then(|device| {
+                    let gids = context.gids_unruled()?;
                     Ok(Tables { devices: device.devices, gids })
                 });
                 match fetched {

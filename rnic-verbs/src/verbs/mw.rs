@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{DeviceKind, LibraryCall, MemoryWindow, WindowKind};
+use rnic_client::{DeviceKind, Function, MemoryWindow, WindowKind};
 
 use crate::c::{self, ibv_mw, ibv_mw_type, ibv_pd};
 use crate::errno::Errno;
@@ -151,7 +151,7 @@ fn alloc(pd: *mut ibv_pd, kind: ibv_mw_type) -> Result<*mut ibv_mw, Errno> {
 }
 
 fn dealloc(mw: *mut ibv_mw) -> Result<(), Errno> {
-    live::<MwBody>(mw)?.pd.device().admit_destruction(LibraryCall::IbvDeallocMw)?;
+    live::<MwBody>(mw)?.pd.admit(Function::DeallocMw)?;
     // SAFETY: no thread uses `mw`, now or later (ibv_dealloc_mw(3)).
     unsafe { withdraw::<MwBody>(mw) }.map(drop)
 }

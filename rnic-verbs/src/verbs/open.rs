@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rnic_client::Function;
+
 use crate::c::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_device, ibv_pd, verbs_context};
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
@@ -65,6 +67,7 @@ pub(crate) fn default_pd(
 fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let found = session::with_head(device).ok_or_else(|| device_list::no_device(device))?;
     found.1.check().map_err(|errno| errno.with_number(libc::ENODEV))?;
+    found.0.admit(Function::OpenDevice.call())?;
     open(&found.0, &found.1)
 }
 
@@ -72,6 +75,7 @@ fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
 fn close_device(of: *mut ibv_context) -> Result<(), Errno> {
     let found = any_context(of)?;
     let device = found.device();
+    device.admit(Function::CloseDevice.call())?;
     if found.adapter().defaults.context.lock().0 == of {
         // Current and later ids of the process use it.
         return Ok(());

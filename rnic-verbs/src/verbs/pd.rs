@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rnic_client::{DeviceKind, LibraryCall, Pd};
+use rnic_client::{CallObject, DeviceKind, Function, Pd};
 
 use crate::c::{ibv_context, ibv_pd};
 use crate::errno::Errno;
@@ -57,6 +57,11 @@ impl PdBody {
         &self.pd
     }
 
+    /// Evaluates the fault rules of a call that concerns the PD, or an object in it.
+    pub(crate) fn admit(&self, function: Function) -> Result<(), Errno> {
+        self.device.admit(function.of(CallObject::Pd(self.pd.id())))
+    }
+
     /// Counts an object of the PD until the result is dropped.
     pub(crate) fn user(self: &Arc<Self>) -> PdUser {
         self.users.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +107,7 @@ pub(crate) fn alloc(of: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
 fn dealloc(pd: *mut ibv_pd) -> Result<(), Errno> {
     let body = live::<Arc<PdBody>>(pd)?;
     body.check_unused()?;
-    body.device().admit_destruction(LibraryCall::IbvDeallocPd { pd: body.client().id() })?;
+    body.admit(Function::DeallocPd)?;
     // SAFETY: no thread uses `pd`, now or later (ibv_dealloc_pd(3)).
     unsafe { withdraw::<Arc<PdBody>>(pd) }.map(drop)
 }

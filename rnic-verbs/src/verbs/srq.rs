@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rnic_client::{Completion, LibraryCall, RecvRequest, Srq, SrqId, SrqOptions};
+use rnic_client::{Completion, Function, RecvRequest, Srq, SrqId, SrqOptions};
 use slab::Slab;
 
 use crate::c::{self, *};
@@ -197,7 +197,7 @@ fn modify(of: *mut ibv_srq, attr: In<ibv_srq_attr>, mask: c_int) -> Result<(), E
     let srq = live::<Arc<SrqBody>>(of)?;
     let attr = attr.read("srq_attr")?;
     match mask.cast_unsigned() {
-        0 => Ok(()),
+        0 => srq.device.admit(Function::ModifySrq.call()),
         IBV_SRQ_LIMIT => srq.arm_limit(attr.srq_limit),
         mask => Err(unsupported!("srq_attr_mask {mask:#x}: only IBV_SRQ_LIMIT is supported")),
     }
@@ -216,14 +216,16 @@ pub(crate) fn destroy(of: *mut ibv_srq) -> Result<(), Errno> {
 }
 
 fn destroy_by_program(of: *mut ibv_srq) -> Result<(), Errno> {
-    live::<Arc<SrqBody>>(of)?.device.admit_destruction(LibraryCall::IbvDestroySrq)?;
+    live::<Arc<SrqBody>>(of)?.pd.admit(Function::DestroySrq)?;
     destroy(of)
 }
 
 /// Returns the number of the SRQ. Unlike with XRC, completions do not contain it.
 fn number(of: *mut ibv_srq, number: Out<u32>) -> Result<(), Errno> {
     let number = number.required("srq_num")?;
-    number.write(live::<Arc<SrqBody>>(of)?.id().0);
+    let srq = live::<Arc<SrqBody>>(of)?;
+    srq.pd.admit(Function::GetSrqNum)?;
+    number.write(srq.id().0);
     Ok(())
 }
 

@@ -77,33 +77,110 @@ pub enum LibraryCall {
         #[serde(with = "address::optional")]
         peer: Option<SocketAddr>,
     },
-    /// Frees a protection domain (`ibv_dealloc_pd(3)`). The request of the daemon follows, as for
-    /// the calls below.
-    IbvDeallocPd {
-        /// The protection domain.
-        pd: PdId,
-    },
-    /// Frees a memory window (`ibv_dealloc_mw(3)`).
-    IbvDeallocMw,
-    /// Destroys a completion channel (`ibv_destroy_comp_channel(3)`).
-    IbvDestroyCompChannel,
-    /// Destroys a CQ (`ibv_destroy_cq(3)`).
-    IbvDestroyCq {
-        /// The CQ.
-        cq: CqId,
-    },
-    /// Destroys an SRQ (`ibv_destroy_srq(3)`).
-    IbvDestroySrq,
-    /// Destroys a QP (`ibv_destroy_qp(3)`).
-    IbvDestroyQp {
-        /// The QP.
-        qp: QpId,
-    },
+    /// Calls another function, which may concern one object.
+    Function(Function, CallObject),
+}
+
+/// The object of a call by which rules can select it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CallObject {
+    /// No object.
+    None,
+    /// A protection domain.
+    Pd(PdId),
+    /// A CQ.
+    Cq(CqId),
+    /// A QP.
+    Qp(QpId),
+    /// Address and port of the peer.
+    Peer(#[serde(with = "address")] SocketAddr),
+}
+
+impl CallObject {
+    /// Returns the peer, if it is known.
+    pub fn of_peer(peer: Option<SocketAddr>) -> Self {
+        peer.map_or(CallObject::None, CallObject::Peer)
+    }
+}
+
+/// Declares [`Function`] with the C names of its values.
+macro_rules! functions {
+    ($($function:ident $name:literal,)*) => {
+        /// A function of libibverbs or librdmacm that makes no request to the daemon, at least in
+        /// some calls. The requests that destroy an object follow the call.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Function {
+            $(#[doc = concat!("`", $name, "(3)`.")] $function,)*
+        }
+
+        impl Function {
+            /// All functions, in the order of their bits.
+            pub const ALL: &[Function] = &[$(Function::$function),*];
+
+            /// Returns the name in C.
+            pub fn name(self) -> &'static str {
+                match self { $(Function::$function => $name,)* }
+            }
+        }
+    };
+}
+
+functions! {
+    GetDeviceList "ibv_get_device_list",
+    OpenDevice "ibv_open_device",
+    CloseDevice "ibv_close_device",
+    QueryDevice "ibv_query_device",
+    QueryGid "ibv_query_gid",
+    QueryGidTable "ibv_query_gid_table",
+    GetPkeyIndex "ibv_get_pkey_index",
+    QueryRtValues "ibv_query_rt_values_ex",
+    GetAsyncEvent "ibv_get_async_event",
+    DeallocPd "ibv_dealloc_pd",
+    AllocBuf "ibv_alloc_buf",
+    InitAhFromWc "ibv_init_ah_from_wc",
+    DestroyAh "ibv_destroy_ah",
+    DeallocMw "ibv_dealloc_mw",
+    DestroyCompChannel "ibv_destroy_comp_channel",
+    DestroyCq "ibv_destroy_cq",
+    ModifySrq "ibv_modify_srq",
+    GetSrqNum "ibv_get_srq_num",
+    DestroySrq "ibv_destroy_srq",
+    ModifyQp "ibv_modify_qp",
+    QueryQp "ibv_query_qp",
+    DestroyQp "ibv_destroy_qp",
+    GetDevices "rdma_get_devices",
+    GetAddrInfo "rdma_getaddrinfo",
+    CreateEventChannel "rdma_create_event_channel",
+    CreateId "rdma_create_id",
+    DestroyId "rdma_destroy_id",
+    MigrateId "rdma_migrate_id",
+    SetOption "rdma_set_option",
+    CreateEp "rdma_create_ep",
+    GetRequest "rdma_get_request",
+    CreateIdQp "rdma_create_qp",
+    CreateIdSrq "rdma_create_srq",
+    InitQpAttr "rdma_init_qp_attr",
+    Establish "rdma_establish",
+    Notify "rdma_notify",
+    Disconnect "rdma_disconnect",
+    AckCmEvent "rdma_ack_cm_event",
+}
+
+impl Function {
+    /// Returns a call that concerns no object.
+    pub fn call(self) -> LibraryCall {
+        self.of(CallObject::None)
+    }
+
+    /// Returns a call that concerns `object`.
+    pub fn of(self, object: CallObject) -> LibraryCall {
+        LibraryCall::Function(self, object)
+    }
 }
 
 impl LibraryCall {
-    /// Names of the calls, in the order of their bits.
-    pub const NAMES: [&str; 19] = [
+    /// Names of the calls but `Function`, in the order of their bits.
+    const OWN_NAMES: [&str; 13] = [
         "PostSend",
         "PostRecv",
         "PostSrqRecv",
@@ -117,13 +194,12 @@ impl LibraryCall {
         "GetCqEvent",
         "GetCmEvent",
         "CmEvent",
-        "IbvDeallocPd",
-        "IbvDeallocMw",
-        "IbvDestroyCompChannel",
-        "IbvDestroyCq",
-        "IbvDestroySrq",
-        "IbvDestroyQp",
     ];
+
+    /// Returns the names of the calls, in the order of their bits.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        LibraryCall::OWN_NAMES.into_iter().chain(Function::ALL.iter().map(|of| of.name()))
+    }
 
     /// Returns the call's bit in [`RULED_CALLS`](crate::abi::queue::arena_header::RULED_CALLS).
     #[inline]
@@ -133,7 +209,10 @@ impl LibraryCall {
 
     /// Returns the name of the call.
     pub fn name(self) -> &'static str {
-        LibraryCall::NAMES[self.number()]
+        match self {
+            LibraryCall::Function(function, _) => function.name(),
+            own => LibraryCall::OWN_NAMES[own.number()],
+        }
     }
 
     #[inline]
@@ -152,12 +231,7 @@ impl LibraryCall {
             LibraryCall::GetCqEvent => 10,
             LibraryCall::GetCmEvent => 11,
             LibraryCall::CmEvent { .. } => 12,
-            LibraryCall::IbvDeallocPd { .. } => 13,
-            LibraryCall::IbvDeallocMw => 14,
-            LibraryCall::IbvDestroyCompChannel => 15,
-            LibraryCall::IbvDestroyCq { .. } => 16,
-            LibraryCall::IbvDestroySrq => 17,
-            LibraryCall::IbvDestroyQp { .. } => 18,
+            LibraryCall::Function(function, _) => 13 + function as usize,
         }
     }
 }

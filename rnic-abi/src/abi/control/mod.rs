@@ -20,7 +20,7 @@ mod refusal;
 mod reply;
 mod request;
 
-pub use call::LibraryCall;
+pub use call::{CallObject, Function, LibraryCall};
 pub use cm::{RcOffer, RcPeer};
 pub use device::{DeviceKind, DeviceRow, NO_GID};
 pub use event::{AsyncObject, DisconnectReason, Event};

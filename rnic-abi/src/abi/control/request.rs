@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::call::LibraryCall;
+use super::call::{CallObject, LibraryCall};
 use super::cm::RcOffer;
 use super::qp_attr::QpChange;
 use crate::roce::PortSpace;
@@ -586,23 +586,23 @@ impl RequestInfo {
         match call {
             LibraryCall::PostSend { qp, .. }
             | LibraryCall::PostRecv { qp }
-            | LibraryCall::IbvDestroyQp { qp } => of_call.qp(qp),
+            | LibraryCall::Function(_, CallObject::Qp(qp)) => of_call.qp(qp),
             LibraryCall::PollCq { cq }
             | LibraryCall::ReqNotifyCq { cq }
-            | LibraryCall::IbvDestroyCq { cq } => of_call.cq(cq),
-            LibraryCall::CreateAh { pd } | LibraryCall::IbvDeallocPd { pd } => of_call.pd(pd),
-            LibraryCall::ResolveAddr { peer, .. } | LibraryCall::ResolveRoute { peer, .. } => {
-                of_call.peer(peer)
+            | LibraryCall::Function(_, CallObject::Cq(cq)) => of_call.cq(cq),
+            LibraryCall::CreateAh { pd } | LibraryCall::Function(_, CallObject::Pd(pd)) => {
+                of_call.pd(pd)
             }
-            LibraryCall::CmEvent { peer: Some(peer), .. } => of_call.peer(peer),
+            LibraryCall::ResolveAddr { peer, .. }
+            | LibraryCall::ResolveRoute { peer, .. }
+            | LibraryCall::CmEvent { peer: Some(peer), .. }
+            | LibraryCall::Function(_, CallObject::Peer(peer)) => of_call.peer(peer),
             LibraryCall::PostSrqRecv { .. }
             | LibraryCall::QueryPort
             | LibraryCall::QueryPkey
             | LibraryCall::GetCqEvent
             | LibraryCall::GetCmEvent
-            | LibraryCall::IbvDeallocMw
-            | LibraryCall::IbvDestroyCompChannel
-            | LibraryCall::IbvDestroySrq
+            | LibraryCall::Function(_, CallObject::None)
             | LibraryCall::CmEvent { peer: None, .. } => of_call,
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rnic_client::Function;
+
 use super::{AsyncEvent, Unacknowledged};
 use crate::c::*;
 use crate::errno::Errno;
@@ -24,6 +26,7 @@ fn get(of: *mut ibv_context, to: Out<ibv_async_event>) -> Result<(), Errno> {
     };
     let to = to.required("event")?;
     let context = any_context(of)?;
+    context.device().admit(Function::GetAsyncEvent.call())?;
     let event = context.async_events().next(counted)?;
     let element = event.element.0;
     let mut head: ibv_async_event = zeroed();

@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
-use rnic_client::LibraryCall;
+use rnic_client::{Function, LibraryCall};
 
-use super::{ContextBody, context};
+use super::{ContextBody, any_context, context};
 use crate::c::*;
 use crate::errno::Errno;
 use crate::ffi::entry::entry;
@@ -14,7 +14,9 @@ use crate::verbs::device::PORT;
 
 fn device(of: *mut ibv_context, attr: Out<ibv_device_attr>) -> Result<(), Errno> {
     let context = context(of)?;
-    attr.required("device_attr")?.write(context.attributes());
+    let attr = attr.required("device_attr")?;
+    context.device().admit(Function::QueryDevice.call())?;
+    attr.write(context.attributes());
     Ok(())
 }
 
@@ -29,8 +31,10 @@ fn device_ex(
     if comp_mask != 0 {
         return Err(invalid!("comp_mask {comp_mask:#x} of the input is not 0"));
     }
+    let attr = attr.required("attr")?;
+    context.device().admit(Function::QueryDevice.call())?;
     // SAFETY: `attr` has room for `length` bytes (ibv_query_device_ex(3)).
-    unsafe { attr.required("attr")?.write_prefix(&context.attributes_ex(), 0, length) };
+    unsafe { attr.write_prefix(&context.attributes_ex(), 0, length) };
     Ok(())
 }
 
@@ -51,14 +55,15 @@ fn port_prefix(
 ) -> Result<(), Errno> {
     let context = context(of)?;
     let found = context.port(port)?;
-    context.device().context.admit(LibraryCall::QueryPort)?;
+    context.device().admit(LibraryCall::QueryPort)?;
     // SAFETY: `attr` has room for `length` bytes (ibv_query_port(3)).
     unsafe { attr.required("port_attr")?.write_prefix(&found, 0, length) };
     Ok(())
 }
 
-fn rt_values(_of: *mut ibv_context, values: InOut<ibv_values_ex>) -> Result<(), Errno> {
+fn rt_values(of: *mut ibv_context, values: InOut<ibv_values_ex>) -> Result<(), Errno> {
     let values = values.required("values")?;
+    any_context(of)?.device().admit(Function::QueryRtValues.call())?;
     let mask = get!(values.comp_mask) & IBV_VALUES_MASK_RAW_CLOCK;
     if mask != 0 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -73,14 +78,18 @@ fn gid(of: *mut ibv_context, port: u8, index: c_int, to: Out<ibv_gid>) -> Result
     // A negative index is out of range for every table.
     let index = u32::try_from(index).unwrap_or(u32::MAX);
     let to = to.required("gid")?;
-    to.write(context(of)?.gid(port, index)?);
+    let context = context(of)?;
+    let found = context.gid(port, index)?;
+    context.device().admit(Function::QueryGid.call())?;
+    to.write(found);
     Ok(())
 }
 
 fn gid_type(of: *mut ibv_context, port: u8, index: u32, kind: Out<u32>) -> Result<(), Errno> {
-    let entry = entry_of(&*context(of)?, port, index)?;
+    let kind = kind.required("type")?;
+    let entry = queried_entry(of, port, index)?;
     // As in the kernel's files: 1 is RoCE v2, 0 is RoCE v1 and everything else.
-    kind.required("type")?.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2));
+    kind.write(u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2));
     Ok(())
 }
 
@@ -93,9 +102,10 @@ fn gid_ex(
     length: usize,
 ) -> Result<(), Errno> {
     no_flags(flags)?;
-    let found = entry_of(&*context(of)?, u8::try_from(port).unwrap_or(0), index)?;
+    let entry = entry.required("entry")?;
+    let found = queried_entry(of, u8::try_from(port).unwrap_or(0), index)?;
     // SAFETY: `entry` has room for `length` bytes (ibv_query_gid_ex(3)).
-    unsafe { entry.required("entry")?.write_prefix(&found, 0, length) };
+    unsafe { entry.write_prefix(&found, 0, length) };
     Ok(())
 }
 
@@ -115,6 +125,7 @@ fn gid_table(
     if count > room {
         return Err(invalid!("{count} GIDs, but room for {room} entries"));
     }
+    context.device().admit(Function::QueryGidTable.call())?;
     for (index, row) in rows.iter().enumerate() {
         // SAFETY: `entries` has room for `room` structures of `length` bytes
         // (ibv_query_gid_table(3)), which are at least `count`.
@@ -128,6 +139,14 @@ fn no_flags(flags: u32) -> Result<(), Errno> {
         0 => Ok(()),
         _ => Err(unsupported!("GID query flags {flags:#x} are not 0")),
     }
+}
+
+/// Returns an entry of the GID table, unless a fault rule of `ibv_query_gid` fails the call.
+fn queried_entry(of: *mut ibv_context, port: u8, index: u32) -> Result<ibv_gid_entry, Errno> {
+    let context = context(of)?;
+    let entry = entry_of(&context, port, index)?;
+    context.device().admit(Function::QueryGid.call())?;
+    Ok(entry)
 }
 
 fn entry_of(context: &ContextBody, port: u8, index: u32) -> Result<ibv_gid_entry, Errno> {
@@ -154,14 +173,15 @@ fn pkey(of: *mut ibv_context, port: u8, index: c_int, to: Out<u16>) -> Result<()
     let to = to.required("pkey")?;
     let context = context(of)?;
     let found = context.pkey(port, index)?;
-    context.device().context.admit(LibraryCall::QueryPkey)?;
+    context.device().admit(LibraryCall::QueryPkey)?;
     to.write(found);
     Ok(())
 }
 
 fn pkey_index(of: *mut ibv_context, port: u8, pkey: u16) -> Result<(), Errno> {
-    if context(of)?.pkey(port, 0)? == pkey {
-        return Ok(());
+    let context = context(of)?;
+    if context.pkey(port, 0)? == pkey {
+        return context.device().admit(Function::GetPkeyIndex.call());
     }
     let pkey = u16::from_be(pkey);
     Err(invalid!("P_Key {pkey:#06x} is not in the table of the port"))

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use rnic_client::LibraryCall;
+use rnic_client::{CallObject, Function};
 
 use super::{CqBody, cq};
 use crate::c::*;
@@ -115,7 +115,7 @@ pub(crate) fn destroy(of: *mut ibv_cq) -> Result<(), Errno> {
 
 fn destroy_by_program(of: *mut ibv_cq) -> Result<(), Errno> {
     let body = cq(of)?;
-    body.device.admit_destruction(LibraryCall::IbvDestroyCq { cq: body.cq.id() })?;
+    body.device.admit(Function::DestroyCq.of(CallObject::Cq(body.cq.id())))?;
     destroy(of)
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use rnic_client::{DeviceKind, LibraryCall, QpType};
+use rnic_client::{DeviceKind, Function, QpType};
 
 use super::chain::{Chain, post};
 use super::{QpBody, QpInitAttr, extended, qp};
@@ -149,8 +149,7 @@ pub(crate) fn destroy(of: *mut ibv_qp) -> Result<(), Errno> {
 }
 
 fn destroy_by_program(of: *mut ibv_qp) -> Result<(), Errno> {
-    let body = qp(of)?;
-    body.device.admit_destruction(LibraryCall::IbvDestroyQp { qp: body.id() })?;
+    qp(of)?.admit(Function::DestroyQp)?;
     destroy(of)
 }
 

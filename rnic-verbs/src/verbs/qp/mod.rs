@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use rnic_client::{DeviceKind, PdId, Qp, QpId, QpOptions, QpType, RnrPolicy};
+use rnic_client::{CallObject, DeviceKind, Function, PdId, Qp, QpId, QpOptions, QpType, RnrPolicy};
 
 use crate::c;
 use crate::errno::Errno;
@@ -193,6 +193,11 @@ impl QpBody {
 
     pub(crate) fn client(&self) -> &Qp {
         &self.qp
+    }
+
+    /// Evaluates the fault rules of a call that concerns the QP.
+    fn admit(&self, function: Function) -> Result<(), Errno> {
+        self.device.admit(function.of(CallObject::Qp(self.id())))
     }
 
     /// Returns the capacities, each at least the requested value.

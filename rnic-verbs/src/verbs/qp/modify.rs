@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rnic_client::QpState;
+use rnic_client::{Function, QpState};
 
 use super::QpBody;
 use super::iwarp_states::DeviceAction;
@@ -13,6 +13,9 @@ use crate::ffi::handles::zeroed;
 use crate::verbs::context::mtu_code;
 use crate::verbs::cq::CqBody;
 use crate::verbs::device::PORT;
+
+/// Attributes that [`QpBody::send_changes`] passes to the device.
+const CHANGES: i32 = c::IBV_QP_ACCESS_FLAGS | c::IBV_QP_QKEY | c::IBV_QP_MIN_RNR_TIMER;
 
 impl QpBody {
     /// Changes attributes and state (`ibv_modify_qp(3)`).
@@ -25,24 +28,29 @@ impl QpBody {
         if let Some(roce) = &self.roce {
             return self.modify_roce(&mut roce.lock(), attributes, mask);
         }
-        match self.modify_iwarp(attributes, mask)? {
-            DeviceAction::Nothing => Ok(()),
-            DeviceAction::ToError => Ok(self.qp.to_error()?),
-            DeviceAction::Disconnect => Ok(self.qp.disconnect()?),
-        }
+        self.modify_iwarp(attributes, mask)
     }
 
     /// Modifies a QP of the iWARP device.
-    fn modify_iwarp(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<DeviceAction, Errno> {
+    fn modify_iwarp(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
         let ids = self.device.connections();
         let mut states = self.states.lock();
         let known = states.by_attributes || ids.is_some_and(|ids| ids.holds_qp(self.id()));
         let to_rtr = mask & c::IBV_QP_STATE != 0 && attributes.qp_state == c::IBV_QPS_RTR;
         let by_attributes = ids.filter(|ids| to_rtr && !known && ids.uncount_rtr_attrs());
         let taken = by_attributes.is_some();
-        let modified = states.modify(attributes, mask, known || taken);
+        let mut next = *states;
+        let modified = next.modify(attributes, mask, known || taken).and_then(|action| {
+            match action {
+                DeviceAction::Nothing => self.admit(Function::ModifyQp)?,
+                DeviceAction::ToError => self.qp.to_error()?,
+                DeviceAction::Disconnect => self.qp.disconnect()?,
+            }
+            Ok(())
+        });
         match &modified {
-            Ok(_) => {
+            Ok(()) => {
+                *states = next;
                 states.by_attributes |= taken;
                 if matches!(states.state, c::IBV_QPS_RTS | c::IBV_QPS_ERR) {
                     self.may_send.store(true, Ordering::Relaxed);
@@ -69,7 +77,7 @@ impl QpBody {
         // A fault of its CQ or SRQ can also move a QP that is not in RTR yet. The daemon then
         // refuses RTR, so the four changes of a new connection need one query instead of four.
         if !matches!(states.state(), c::IBV_QPS_RESET | c::IBV_QPS_INIT) {
-            states.follow(self.qp.query()?.state);
+            states.follow(self.qp.query_unruled()?.state);
         }
         let max_ird = self.device.attributes.max_ird;
         let max_ord = self.device.attributes.max_ord;
@@ -90,8 +98,7 @@ impl QpBody {
                     Ok(())
                 })?;
             }
-            (c::IBV_QPS_ERR, c::IBV_QPS_ERR) => {}
-            (_, c::IBV_QPS_ERR) => self.qp.to_error()?,
+            (from, c::IBV_QPS_ERR) if from != c::IBV_QPS_ERR => self.qp.to_error()?,
             (c::IBV_QPS_INIT, c::IBV_QPS_RTR) if self.is_ud => {
                 self.qp.receive_datagrams(next.attr().qkey)?;
             }
@@ -104,8 +111,11 @@ impl QpBody {
                 self.draining.store(true, Ordering::Release);
                 self.qp.drain_send_queue()?;
             }
-            (c::IBV_QPS_RTS, _) | (c::IBV_QPS_SQD, _) => self.send_changes(&next, mask)?,
-            _ => {}
+            (c::IBV_QPS_RTS | c::IBV_QPS_SQD, _) if mask & CHANGES != 0 => {
+                self.send_changes(&next, mask)?;
+            }
+            // No request to the daemon evaluates the rules.
+            _ => self.admit(Function::ModifyQp)?,
         }
         *states = next;
         Ok(())
@@ -128,7 +138,8 @@ impl QpBody {
     /// Returns state, attributes and capacities (`ibv_query_qp(3)`).
     pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
         self.adapter.check()?;
-        let row = self.qp.query()?;
+        self.admit(Function::QueryQp)?;
+        let row = self.qp.query_unruled()?;
         if let Some(roce) = &self.roce {
             let mut states = *roce.lock();
             states.follow(row.state);
