@@ -5,7 +5,10 @@
 //! they must hold none of its objects afterwards.
 
 mod case;
+mod ceph;
 mod figures;
+mod iscsi;
+mod migration;
 mod mpi;
 mod own_qp;
 mod page;

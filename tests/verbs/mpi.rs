@@ -5,9 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write;
-use std::fs::Permissions;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +15,6 @@ use std::time::Instant;
 use rnic_tests::apart::Side;
 use rnic_tests::{DEADLINE, Process, in_path, omit};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 
 use crate::ALONE;
 use crate::case::{Group, Setting};
@@ -52,7 +49,6 @@ const GROUP: Group = Group {
 struct Ranks {
     setting: Setting,
     stage: Stage,
-    scratch: TempDir,
 }
 
 impl Ranks {
@@ -63,16 +59,7 @@ impl Ranks {
                 return None;
             }
         }
-        let stage = Stage::new(setting, &GROUP)?;
-        let scratch = tempfile::tempdir().expect("a temporary directory");
-        let open = Permissions::from_mode(0o755);
-        std::fs::set_permissions(scratch.path(), open).expect("a writable directory");
-        for end in ENDS {
-            let files = files(&scratch, end);
-            std::fs::create_dir(&files).expect("a writable directory");
-            chown(&files, stage.uid(end), stage.uid(end)).expect("root may change the owner");
-        }
-        Some(Ranks { setting, stage, scratch })
+        Some(Ranks { setting, stage: Stage::new(setting, &GROUP)? })
     }
 
     /// Runs a program with `ranks` ranks, and returns its output. Bytes must have been placed, and
@@ -109,7 +96,7 @@ impl Ranks {
         command.args(["-x", &format!("UCX_TLS={transports}"), "-x", "UCX_LOG_LEVEL=info"]);
         // The launcher at each end sets the rest of the ranks' environment.
         command.args(program).envs(self.environment(0));
-        command.current_dir(self.scratch.path()).process_group(0);
+        command.current_dir(self.stage.scratch()).process_group(0);
         Process::start(command)
     }
 
@@ -132,7 +119,7 @@ impl Ranks {
                 .expect("writing to a String succeeds");
         }
         script.push_str("esac\n");
-        let file = self.scratch.path().join("agent");
+        let file = self.stage.scratch().join("agent");
         std::fs::write(&file, script).expect("a writable directory");
         format!("sh {}", file.display())
     }
@@ -142,12 +129,12 @@ impl Ranks {
         let of_root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
         let mut all = self.stage.environment(end).to_vec();
         all.extend(of_root.map(|name| (name, "1".into())));
-        all.push(("TMPDIR", files(&self.scratch, end)));
+        all.push(("TMPDIR", self.stage.folder(end)));
         all
     }
 
     fn collectives(&self) -> PathBuf {
-        let program = self.scratch.path().join("collectives");
+        let program = self.stage.scratch().join("collectives");
         let mut cc = Command::new("mpicc");
         cc.args(["-Wall", "-Werror", "-O1", "-o"]).args([&program, Path::new(SOURCE)]);
         Process::start(cc).succeed();
@@ -168,7 +155,7 @@ impl Ranks {
 
     /// Returns true if a process belongs to a run: only those have a `TMPDIR` here.
     fn is_ours(&self, pid: i32) -> bool {
-        let scratch = self.scratch.path().as_os_str().as_bytes();
+        let scratch = self.stage.scratch().as_os_str().as_bytes();
         variable(pid, "TMPDIR").is_some_and(|files| files.starts_with(scratch))
     }
 }
@@ -179,11 +166,6 @@ const ENDS: [usize; 2] = [0, 1];
 /// Returns the host name of an end for Open MPI. It need not be resolvable.
 fn name(end: usize) -> String {
     format!("rnicd-end-{end}")
-}
-
-/// Returns the folder for the temporary files of an end.
-fn files(scratch: &TempDir, end: usize) -> PathBuf {
-    scratch.path().join(end.to_string())
 }
 
 fn says(lines: &[String], text: &str) {

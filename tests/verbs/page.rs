@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::case::{End, GROUPS, Group, Setting};
-use crate::{mpi, pyverbs, wires};
+use crate::{ceph, iscsi, migration, mpi, pyverbs, wires};
 
 const INTRODUCTION: &str = "\
 # Third-party programs
@@ -48,6 +48,7 @@ fn page() -> String {
     }
     of_wires(&mut text).expect("writing to a String succeeds");
     of_mpi(&mut text).expect("writing to a String succeeds");
+    of_storage(&mut text).expect("writing to a String succeeds");
     of_rdma_core(&mut text).expect("writing to a String succeeds");
     text + BY_HAND
 }
@@ -129,6 +130,35 @@ fn of_mpi(text: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
+const OF_STORAGE: &str = "\
+Programs of several processes, in the settings above, with `RNIC_DEVICES=rnicd1`. Further runs by
+hand are in [Storage by hand](#storage-by-hand).
+
+* Ceph (ceph-mon, ceph-osd, ceph-common), `ms_type = async+rdma`: a monitor at one end, an OSD with
+  a `memstore` at the other. Clients at each end read the 8 MiB that the other one has written, and
+  `rados bench` compares what it reads with what it has written.
+* QEMU (qemu-system-x86): live migration (`migrate rdma:{ip}:{port}`) of a guest without an
+  operating system (`tests/verbs/guest.s`). In each pass the guest checks a pattern of 16 MiB,
+  checks and rewrites another 4 MiB, and prints the number of the pass. The numbers continue at the
+  other end without a gap.
+* tgt: `tgtd --iser port=3260,pool_sz_mb=64` with a disk of 16 MiB, and the initiators of libiscsi
+  (libiscsi-bin) at the other end. With `rnicd0` visible as well, `tgtd` cannot listen: it uses TCP
+  port 3260 for iSCSI too, and a listener of the iWARP device needs the TCP port of its number.
+";
+
+fn of_storage(text: &mut String) -> std::fmt::Result {
+    write!(text, "\n## Storage and virtual machines\n\n{OF_STORAGE}\n")?;
+    writeln!(text, "| program | one daemon | two hosts | two users |")?;
+    writeln!(text, "| --- | --- | --- | --- |")?;
+    let ceph = ceph::MANNERS.map(|manner| format!("Ceph, `{}`", manner.replace(", ", "`, `")));
+    let qemu = migration::PIN_ALL.map(|pin_all| format!("QEMU, `rdma-pin-all` {pin_all}"));
+    let iscsi = iscsi::INITIATORS.map(|(program, _)| format!("tgt, `{program}`"));
+    for program in ceph.into_iter().chain(qemu).chain(iscsi) {
+        writeln!(text, "| {program} | {} |", Setting::ALL.map(|_| "pass").join(" | "))?;
+    }
+    Ok(())
+}
+
 const OF_RDMA_CORE: &str = "\
 The tests of rdma-core, which are written in Python. Each class runs in its own process on one
 daemon, first over the direct path and then with `loopback = \"tcp\"` in `[engine]`. The results are
@@ -197,11 +227,12 @@ Entered by hand: the wheels come from PyPI, and are not part of the tests.
 | nixl-cu12 1.5.1 | `libibverbs-1de1263b.so.1.14.48.0`, beside UCX and libmlx5 | two agents, a write of host memory by UCX (`UCX_TLS=rc,ud`) on `rnicd1` | pass; without `rnic-run` there is no device |
 | mooncake-transfer-engine 0.3.13 | none: it needs the system's `libibverbs.so.1` | two engines with `rdma`, a write of host memory on `rnicd1`, with a stub for the driver of graphics cards | pass |
 
-## Storage, virtual machines and Java
+## Storage by hand
 
-Run by hand on 2026-11-27 on `rnicd1`, with a debug build, as a plain user. *One daemon*: all
-processes use one daemon. *Two hosts*: two network namespaces with a daemon each. Debian 12 has the
-programs unless stated otherwise.
+Larger set-ups of the programs in [Storage and virtual machines](#storage-and-virtual-machines), and
+DiSNI and fabtests. Run by hand on 2026-11-27 on `rnicd1`, with a debug build, as a plain user. *One
+daemon*: all processes use one daemon. *Two hosts*: two network namespaces with a daemon each.
+Debian 12 has the programs unless stated otherwise.
 
 | program | test | one daemon | two hosts |
 | --- | --- | --- | --- |

@@ -1,7 +1,9 @@
 //! Daemons for third-party programs, in separate network namespaces, and the execution of cases.
 
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -17,8 +19,8 @@ use crate::figures::Metrics;
 const UIDS: [u32; 2] = [65_531, 65_532];
 
 /// Indices of the two ends.
-const SERVER: usize = 0;
-const CLIENT: usize = 1;
+pub const SERVER: usize = 0;
+pub const CLIENT: usize = 1;
 
 /// Daemons and network namespaces for cases.
 pub struct Stage {
@@ -27,6 +29,8 @@ pub struct Stage {
     daemons: Vec<Daemon>,
     /// Metrics files of the daemons.
     figures: TempDir,
+    /// Files of the programs, with a folder for each end.
+    scratch: TempDir,
     /// Folder with both libraries.
     libraries: PathBuf,
     /// Devices that the programs see, or empty for all.
@@ -74,12 +78,13 @@ impl Stage {
             apart.daemon(*side, &config)
         };
         let daemons: Vec<Daemon> = sides.iter().enumerate().map(start).collect();
+        let scratch = scratch(setting);
         let libraries = match setting {
             Setting::Direct | Setting::Tcp => built::libraries().to_owned(),
             Setting::Users => verbs::directory_for_all(&daemons[0]),
         };
         let devices = group.devices;
-        Some(Stage { setting, daemons, figures, libraries, devices, port: 7000, apart })
+        Some(Stage { setting, daemons, figures, scratch, libraries, devices, port: 7000, apart })
     }
 
     /// Runs a case. Returns the reason if it failed; otherwise none of its objects remain.
@@ -224,7 +229,17 @@ impl Stage {
 
     /// Returns the user of an end, if the ends have different users.
     pub fn uid(&self, end: usize) -> Option<u32> {
-        (self.setting == Setting::Users).then_some(UIDS[end])
+        uid(self.setting, end)
+    }
+
+    /// Returns a folder that the programs of both ends can read.
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Returns a folder of the user of an end.
+    pub fn folder(&self, end: usize) -> PathBuf {
+        self.scratch.path().join(end.to_string())
     }
 
     /// Returns the environment of an end's programs, as `rnic-run` sets it.
@@ -297,6 +312,24 @@ impl Stage {
             fields.len() > 3 && fields[1].ends_with(&port) && fields[3] == "0A"
         })
     }
+}
+
+/// Creates the folders of the ends.
+fn scratch(setting: Setting) -> TempDir {
+    let scratch = tempfile::tempdir().expect("a temporary directory");
+    let open = Permissions::from_mode(0o755);
+    std::fs::set_permissions(scratch.path(), open).expect("a writable directory");
+    for end in [SERVER, CLIENT] {
+        let folder = scratch.path().join(end.to_string());
+        std::fs::create_dir(&folder).expect("a writable directory");
+        let user = uid(setting, end);
+        chown(&folder, user, user).expect("root may change the owner");
+    }
+    scratch
+}
+
+fn uid(setting: Setting, end: usize) -> Option<u32> {
+    (setting == Setting::Users).then_some(UIDS[end])
 }
 
 fn ends(client: Process, wanted: &[&str], patience: Duration) -> Result<(), String> {

@@ -1,0 +1,156 @@
+//! Live migration of a virtual machine over RDMA (QEMU). The guest (`guest.s`) checks its memory in
+//! each pass.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use rnic_tests::{DEADLINE, Process, in_path, omit};
+
+use crate::ALONE;
+use crate::case::{Group, Setting};
+use crate::stage::{CLIENT, SERVER, Stage};
+
+/// The capability `rdma-pin-all`.
+pub const PIN_ALL: [&str; 2] = ["off", "on"];
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/guest.s");
+
+/// Bytes that the guest has written, at least.
+const WRITTEN: u64 = 20 << 20;
+
+/// The group for [`Stage::new`].
+const GROUP: Group = Group {
+    program: "qemu-system-x86_64",
+    package: "qemu-system-x86",
+    manner: "",
+    devices: "",
+    config: "",
+    cases: &[],
+};
+
+/// A virtual machine, and the file of its serial port.
+struct Machine {
+    process: Process,
+    serial: PathBuf,
+}
+
+impl Machine {
+    /// Starts a machine with the guest. `options` are those of QEMU.
+    fn start(stage: &Stage, end: usize, options: &str) -> Self {
+        let serial = stage.folder(end).join("serial");
+        let image = stage.scratch().join("guest");
+        let words = format!(
+            "qemu-system-x86_64 -nodefaults -display none -accel tcg -m 64 -monitor stdio \
+             -serial file:{} -drive file={},format=raw,if=floppy,readonly=on {options}",
+            serial.display(),
+            image.display()
+        );
+        Machine { process: stage.start(end, &words), serial }
+    }
+
+    /// Sets the capabilities and limits of a migration.
+    fn set_up(&mut self, pin_all: &str) {
+        let set = format!("migrate_set_capability rdma-pin-all {pin_all}");
+        self.process.ask(&set, "migrate_set_capability");
+        // The guest writes faster than a busy host sends.
+        self.process.ask("migrate_set_parameter downtime-limit 60000", "downtime-limit");
+    }
+
+    /// Returns the number of each pass that the guest has printed.
+    fn passes(&self) -> Vec<u32> {
+        let text = std::fs::read_to_string(&self.serial).unwrap_or_default();
+        let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+        let number = |line| u32::from_str_radix(line, 16).unwrap_or_else(|_| panic!("{text}"));
+        complete.lines().map(number).collect()
+    }
+
+    /// Waits for a pass after the first `n`.
+    fn runs_on(&self, n: usize) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.passes().len() <= n {
+            assert!(Instant::now() < deadline, "the guest does not run");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until its migration has ended, and returns the status.
+    fn migrated(&mut self) -> String {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let status = self.process.ask("info migrate", "Migration status: ");
+            if !["setup", "active", "device"].contains(&status.as_str()) {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "{status}");
+        }
+    }
+}
+
+/// Assembles the guest.
+fn assemble(stage: &Stage) {
+    let [object, image] = ["guest.o", "guest"].map(|name| stage.scratch().join(name));
+    let mut assembler = Command::new("as");
+    assembler.args(["--32", "-o"]).args([&object, &PathBuf::from(SOURCE)]);
+    Process::start(assembler).succeed();
+    let mut linker = Command::new("ld");
+    linker.args(["-m", "elf_i386", "-Ttext=0x7c00", "--oformat=binary", "-o"]);
+    Process::start({
+        linker.args([&image, &object]);
+        linker
+    })
+    .succeed();
+}
+
+/// The guest runs on at the other end, from the pass in which it was stopped.
+fn guest_keeps_its_memory(setting: Setting) {
+    if !in_path("as") {
+        omit("no as here: Debian package binutils");
+        return;
+    }
+    let Some(stage) = Stage::new(setting, &GROUP) else { return };
+    assemble(&stage);
+    let address = format!("rdma:{}:7000", stage.side(SERVER).ip());
+    for pin_all in PIN_ALL {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = stage.read_figures();
+        let mut target = Machine::start(&stage, SERVER, &format!("-incoming {address}"));
+        target.set_up(pin_all);
+        let mut source = Machine::start(&stage, CLIENT, "");
+        source.set_up(pin_all);
+        source.runs_on(2);
+        source.process.ask(&format!("migrate -d {address}"), "migrate");
+        assert_eq!(source.migrated(), "completed");
+        target.runs_on(2);
+        assert_eq!(target.process.ask("info status", "VM status: "), "running");
+        let passes = [source.passes(), target.passes()].concat();
+        for mut machine in [source, target] {
+            machine.process.ask("quit", "quit");
+            machine.process.succeed();
+        }
+        stage.is_empty();
+        drop(alone);
+        let expected: Vec<u32> = (1..).take(passes.len()).collect();
+        assert_eq!(passes, expected, "rdma-pin-all {pin_all}");
+        let after = stage.read_figures();
+        if let Err(why) = stage.went_over(WRITTEN, &before, &after) {
+            panic!("rdma-pin-all {pin_all}: {why}");
+        }
+    }
+}
+
+#[test]
+fn between_processes_of_one_daemon() {
+    guest_keeps_its_memory(Setting::Direct);
+}
+
+#[test]
+fn between_hosts() {
+    guest_keeps_its_memory(Setting::Tcp);
+}
+
+#[test]
+fn between_users() {
+    guest_keeps_its_memory(Setting::Users);
+}
