@@ -226,7 +226,7 @@ impl Requester {
 
     /// Resolves the memory of the next `len` bytes of the message in progress. Memory that only a
     /// copier can read resolves to the staging buffer.
-    #[inline]
+    #[inline(always)]
     pub(super) fn gather<'t>(
         &'t self,
         len: u32,

@@ -250,6 +250,7 @@ impl Requester {
     }
 
     /// Puts a request in flight, with the slot reserved for it if any. Returns its sequence number.
+    #[inline(always)]
     pub(super) fn push_in_flight(&mut self, entry: &SendEntry, core: &QpCore) -> u64 {
         let h = &entry.header;
         let signaled = self.signals(entry);
