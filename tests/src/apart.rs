@@ -4,6 +4,7 @@ use std::io;
 use std::process::Command;
 
 use crate::daemon::Daemon;
+use crate::omit;
 use crate::process::Process;
 
 /// A host.
@@ -67,6 +68,18 @@ impl Apart {
     /// is missing.
     pub fn new() -> io::Result<Self> {
         Apart::with(Users::One)
+    }
+
+    /// Like [`Apart::new`]. Reports a skipped test and returns `None` if the kernel forbids
+    /// namespaces.
+    pub fn available() -> Option<Self> {
+        match Apart::new() {
+            Ok(apart) => Some(apart),
+            Err(e) => {
+                omit(&format!("no network namespaces here: {e}"));
+                None
+            }
+        }
     }
 
     /// Like [`Apart::new`], with all users of this host. Requires root.

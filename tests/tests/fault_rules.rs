@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use rnic_tests::apart::{Apart, Side};
 use rnic_tests::mpi::Collectives;
 use rnic_tests::{DEADLINE, Daemon, PATHS, Process, built, on_path, ports, verbs};
 use tempfile::TempDir;
@@ -336,15 +337,35 @@ fn a_port_that_stays_down_exhausts_retries() {
 #[test]
 fn an_mpi_job_outlasts_a_flap_within_its_retries() {
     let Some(collectives) = Collectives::build() else { return };
-    let daemon = Daemon::start("");
-    let flap = "do=port-down for=3s opcode=read nth=1";
-    let mut command = collectives.command(&daemon, 2, flap);
-    let output = command.env("UCX_RC_TIMEOUT", "8s").output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stdout).contains("2 ranks agree"), "{output:?}");
-    let mut command = collectives.command(&daemon, 2, "do=port-down opcode=read nth=1");
-    let output = command.env("UCX_RC_TIMEOUT", "50ms").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("retry counter exceeded"), "{said}");
+    for path in PATHS {
+        let daemon = Daemon::start(&on_path(path));
+        let flap = "do=port-down for=3s opcode=read nth=1";
+        let mut command = collectives.command(&daemon, 2, flap);
+        let output = command.env("UCX_RC_TIMEOUT", "8s").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("2 ranks agree"), "{path}: {output:?}");
+        let mut command = collectives.command(&daemon, 2, "do=port-down opcode=read nth=1");
+        let output = command.env("UCX_RC_TIMEOUT", "50ms").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{path}: {output:?}");
+        assert!(said.contains("retry counter exceeded"), "{path}: {said}");
+    }
+}
+
+/// iWARP has no retries, so the job waits for the port.
+#[test]
+fn an_mpi_job_on_iwarp_outlasts_a_flap() {
+    let Some(collectives) = Collectives::build() else { return };
+    let Some(host) = Apart::available() else { return };
+    for path in PATHS {
+        let daemon = host.daemon(Side::A, &on_path(path));
+        let flap = "do=port-down for=3s opcode=send nth=5";
+        let output = collectives.over_iwarp(&host, &daemon, 2, flap).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("2 ranks agree"), "{path}: {output:?}");
+        let log = daemon.json(&["fault", "log"]);
+        assert!(log.to_string().contains("injected by fault port-down"), "{path}: {log}");
+    }
 }
 
 #[test]

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use rnic_tests::apart::{Apart, Side};
 use rnic_tests::mpi::Collectives;
-use rnic_tests::{DEADLINE, Daemon, Process, built, engine, in_path, omit, on_path, ports, verbs};
+use rnic_tests::{
+    DEADLINE, Daemon, PATHS, Process, built, engine, in_path, omit, on_path, ports, verbs,
+};
 
 /// Hold time of rules that break a program, in milliseconds: the maximum, because a busy machine
 /// may run the program that late.
@@ -212,11 +215,27 @@ fn correct_programs_pass_under_every_model() {
 #[test]
 fn collectives_agree_under_every_model() {
     let Some(collectives) = Collectives::build() else { return };
-    let daemon = Daemon::start("");
-    for rule in rules() {
-        let output = collectives.command(&daemon, 4, &rule).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.contains("4 ranks agree"), "{rule}: {output:?}");
+    for path in PATHS {
+        let daemon = Daemon::start(&on_path(path));
+        for rule in rules() {
+            let output = collectives.command(&daemon, 4, &rule).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("4 ranks agree"), "{path}, {rule}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn collectives_on_iwarp_agree_under_every_model() {
+    let Some(collectives) = Collectives::build() else { return };
+    let Some(host) = Apart::available() else { return };
+    for path in PATHS {
+        let daemon = host.daemon(Side::A, &on_path(path));
+        for rule in rules() {
+            let output = collectives.over_iwarp(&host, &daemon, 4, &rule).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("4 ranks agree"), "{path}, {rule}: {output:?}");
+        }
     }
 }
 

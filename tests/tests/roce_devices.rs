@@ -378,10 +378,7 @@ fn link_local_gids_reach_other_hosts() {
     if !has("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
-    let apart = match Apart::new() {
-        Ok(apart) => apart,
-        Err(error) => return omit(&format!("network namespaces are refused here: {error}")),
-    };
+    let Some(apart) = Apart::available() else { return };
     let config = "[wired]\nprofile = \"rxe\"\n";
     let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, config));
     let command = |side: Side, words: &str| {
