@@ -28,7 +28,7 @@ const NODES: [&str; 23] = [
     "IBVERBS_PRIVATE_59",
     "IBVERBS_PRIVATE_64",
     "IBVERBS_PRIVATE_65",
-    // Symbols for librdmacm.so.1.
+    // Symbols for librdmacm.so.1 and librnic_preload.so.
     "RNIC_1",
 ];
 

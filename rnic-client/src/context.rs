@@ -21,6 +21,7 @@ use crate::inbox::deadline;
 use crate::listener::{BindOptions, ConnectionRequest, Listener};
 use crate::paths;
 use crate::pd::Pd;
+use crate::rows::Row;
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::SharedBuffer;
 use crate::socket::{SocketError, SocketListener};
@@ -176,6 +177,21 @@ impl Context {
             }
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Returns all rows of a list. Objects may change between its pages, so the result is not a
+    /// snapshot.
+    pub fn rows<R: Row>(&self) -> Result<Vec<R>, Error> {
+        let mut all = Vec::new();
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let page = self.list(R::KIND, from)?;
+            // The daemon answered with rows of another kind. Stop here.
+            let Some(rows) = R::of(page.rows) else { break };
+            all.extend(rows);
+            next = page.next;
+        }
+        Ok(all)
     }
 
     /// Returns a diagnosis: the explanation of a refusal ([`Error::Refused`]) or of a failed

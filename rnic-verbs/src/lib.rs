@@ -20,6 +20,7 @@ mod log;
 mod memory;
 mod net;
 mod rate;
+mod rdma;
 mod rdmacm;
 mod strings;
 mod system;

@@ -1,10 +1,10 @@
 //! `rdma` and `modprobe` of rnicd, which jobs call instead of those of iproute2 and kmod.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rnic_client::QpType;
+use rnic_client::{Access, Qp, QpOptions, QpType, Sending, SrqOptions, Wiring};
 use rnic_tests::client::{Client, READ_WRITE};
 use rnic_tests::{Daemon, built, omit};
 use serde_json::Value;
@@ -141,7 +141,8 @@ fn rdma_shows_objects_with_their_processes() {
     assert_eq!(counts("rnicd1"), [2, 1, 1, 1], "{json}");
     let qps = text("resource show qp");
     let number = iwarp.id().0;
-    assert!(qps.starts_with(&format!("link rnicd0/1 lqpn {number} type RC state ")), "{qps}");
+    let line = format!("link rnicd0/1 lqpn {number} rqpn 0 type RC state INIT ");
+    assert!(qps.lines().any(|found| found.starts_with(&line)), "{qps}");
     let pid = std::process::id();
     assert!(qps.lines().all(|line| line.contains(&format!(" pid {pid} comm "))), "{qps}");
     let found = commands.json(&daemon, "-j res show qp link rnicd1/1 type ud");
@@ -234,26 +235,68 @@ fn other_modules_are_left_to_the_system() {
     }
 }
 
-/// `rdma` of iproute2 asks the kernel by netlink, and the preloaded library answers.
+/// `rdma` of iproute2, which asks the kernel by netlink, with the preloaded libraries.
+struct Iproute2<'a> {
+    daemon: &'a Daemon,
+    /// `RNIC_DEVICES` of the commands.
+    devices: &'static str,
+}
+
+impl<'a> Iproute2<'a> {
+    /// Returns `None` if the program is not installed.
+    fn new(daemon: &'a Daemon, devices: &'static str) -> Option<Self> {
+        let version = Command::new("rdma").arg("-V").output();
+        if version.is_ok_and(|output| output.status.success()) {
+            return Some(Iproute2 { daemon, devices });
+        }
+        omit("no rdma here: Debian package iproute2");
+        None
+    }
+
+    fn run(&self, line: &str) -> Output {
+        let rnic_run = Command::new(built::program("rnic-run"));
+        self.run_by(rnic_run, &built::libraries(), &format!("rdma {line}"))
+    }
+
+    /// Runs a program by this `rnic-run`.
+    fn run_by(&self, mut rnic_run: Command, libraries: &Path, line: &str) -> Output {
+        rnic_run.args(["--no-start", "--lib-dir"]).arg(libraries);
+        if !self.devices.is_empty() {
+            rnic_run.args(["--devices", self.devices]);
+        }
+        rnic_run.args(line.split_whitespace());
+        rnic_run.env("RNIC_SOCKET", self.daemon.socket()).env("RNIC_LOG", "debug");
+        rnic_run.env_remove("LD_PRELOAD").output().unwrap()
+    }
+
+    /// Returns the output of a command that succeeds.
+    fn text(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert!(output.status.success() && output.stderr.is_empty(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Returns the error of a command that fails.
+    fn error(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{line}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// Compares an output with that of rnicd's `rdma`.
+    fn is_as_own(&self, line: &str) {
+        let own = Commands::with_devices(self.devices).text(self.daemon, line);
+        // Versions before 6.8 do not show the protocol.
+        let without = |text: &str| text.replace("protocol roce ", "").replace("protocol iw ", "");
+        let lines = |text: &str| without(text).trim_end().to_owned();
+        assert_eq!(lines(&self.text(line)), lines(&own), "{line}");
+    }
+}
+
 #[test]
 fn iproute2_shows_the_devices_by_netlink() {
     let daemon = Daemon::start("");
-    let own = Commands::with_devices("rnicd1,rnicd0");
-    let iproute2 = |devices: &str, line: &str| {
-        let mut command = Command::new(built::program("rnic-run"));
-        command.args(["--no-start", "--lib-dir"]).arg(built::libraries());
-        command.args(["--devices", devices, "rdma"]).args(line.split_whitespace());
-        command.env("RNIC_SOCKET", daemon.socket()).env_remove("LD_PRELOAD");
-        command.output().unwrap()
-    };
-    if !Command::new("rdma").arg("-V").output().is_ok_and(|output| output.status.success()) {
-        return omit("no rdma here: Debian package iproute2");
-    }
-    let text = |devices: &str, line: &str| {
-        let output = iproute2(devices, line);
-        assert!(output.status.success(), "{line}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let Some(iproute2) = Iproute2::new(&daemon, "rnicd1,rnicd0") else { return };
     for line in [
         "dev",
         "dev show rnicd1",
@@ -266,17 +309,235 @@ fn iproute2_shows_the_devices_by_netlink() {
         "-j statistic",
         "system",
     ] {
-        // Versions before 6.8 do not show the protocol.
-        let without = |text: &str| text.replace("protocol roce ", "").replace("protocol iw ", "");
-        let found = text("rnicd1,rnicd0", line);
-        let wanted = own.text(&daemon, line);
-        assert_eq!(without(&found).trim_end(), without(&wanted).trim_end(), "{line}");
+        iproute2.is_as_own(line);
     }
-    assert_eq!(text("rnicd1", "link").lines().count(), 1);
-    for line in
-        ["dev show absent", "resource", "statistic qp show", "link add a type rxe netdev lo"]
-    {
-        let output = iproute2("rnicd1,rnicd0", line);
-        assert!(!output.status.success() && output.stdout.is_empty(), "{line}: {output:?}");
+    let mode = iproute2.text("statistic qp mode link rnicd1/1");
+    assert_eq!(mode.trim_end(), "link rnicd1/1 mode qp auto off");
+    assert_eq!(iproute2.text("statistic qp show"), "");
+    assert_eq!(Iproute2 { devices: "rnicd1", ..iproute2 }.text("link").lines().count(), 1);
+    for (line, error) in [
+        ("dev show absent", "Wrong device name"),
+        ("dev set rnicd1 name other", "Operation not supported"),
+        ("system set netns exclusive", "Operation not supported"),
+        ("statistic mr", "Operation not supported"),
+    ] {
+        assert!(iproute2.error(line).contains(error), "{line}");
+    }
+}
+
+/// Connects two new RC QPs of a client.
+fn rc_pair(client: &Client) -> [Qp; 2] {
+    let gid = client.context.gids().unwrap()[0].gid;
+    let qps = [(); 2].map(|()| client.qp_of(QpType::Rc));
+    for (n, qp) in qps.iter().enumerate() {
+        let wiring = Wiring {
+            local: gid,
+            remote: gid,
+            remote_qp: qps[1 - n].id(),
+            rq_psn: 700,
+            path_mtu: 1024,
+            min_rnr_timer: 12,
+            ird: 1,
+            rights: Access::empty(),
+        };
+        qp.to_rtr(&wiring).unwrap();
+    }
+    let sending = Sending { sq_psn: 700, timeout: 14, retry_count: 7, rnr_retry: 7, ord: 1 };
+    qps[0].to_rts(&sending).unwrap();
+    qps
+}
+
+#[test]
+fn iproute2_shows_objects_by_netlink() {
+    let daemon = Daemon::start("[wired]\ndevices = { rnicd1 = \"*\", second = \"*\" }\n");
+    let Some(iproute2) = Iproute2::new(&daemon, "rnicd1,rnicd0,second") else { return };
+    iproute2.is_as_own("resource");
+    assert_eq!(iproute2.text("resource show qp"), "");
+    let client = Client::new(&daemon);
+    let [active, passive] = rc_pair(&client);
+    let datagrams = client.qp_of(QpType::Ud);
+    let iwarp = client.qp();
+    let srq = client.pd.create_srq(&SrqOptions::default()).unwrap();
+    let options = QpOptions { kind: QpType::Rc, srq: Some(&srq), ..client.options() };
+    let of_srq = [(); 2].map(|()| client.pd.create_qp(&options).unwrap());
+    let empty_srq = client.pd.create_srq(&SrqOptions::default()).unwrap();
+    let region = client.region(8192, READ_WRITE);
+    let _listener = client.listener();
+    let _bound = client.context.bind("[::1]:0").unwrap();
+
+    let pid = std::process::id();
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let owner = format!("pid {pid} comm {}", comm.trim_end());
+    let qps = iproute2.text("resource show qp");
+    for line in [
+        format!(
+            "link rnicd1/1 lqpn {} rqpn {} type RC state RTS rq-psn 700 sq-psn 700 \
+             path-mig-state MIGRATED pdn ",
+            active.id(),
+            passive.id()
+        ),
+        format!(
+            "link rnicd1/1 lqpn {} rqpn {} type RC state RTR rq-psn 700 sq-psn 0 ",
+            passive.id(),
+            active.id()
+        ),
+        format!("link rnicd1/1 lqpn {} type UD state INIT sq-psn 0 pdn ", datagrams.id()),
+        format!("link rnicd0/1 lqpn {} rqpn 0 type RC state INIT ", iwarp.id()),
+    ] {
+        let found: Vec<&str> = qps.lines().filter(|found| found.starts_with(&line)).collect();
+        assert!(found.len() == 1 && found[0].contains(&owner), "{line:?}: {qps}");
+    }
+    assert_eq!(qps.lines().count(), 6, "{qps}");
+    let [first, last] = of_srq.each_ref().map(|qp| qp.id().0);
+    let range =
+        if last == first + 1 { format!("{first}-{last}") } else { format!("{first},{last}") };
+    let line = format!("dev rnicd1 srqn {} type BASIC lqpn {range} pdn ", srq.id());
+    // iproute2 6.1 shows the command of an SRQ with QPs wrongly.
+    let own = Commands::with_devices(iproute2.devices).text(&daemon, "resource show srq");
+    for srqs in [iproute2.text("resource show srq"), own] {
+        assert!(srqs.starts_with(&line) && srqs.contains(&format!(" pid {pid} ")), "{srqs}");
+    }
+    let mrs = iproute2.text("resource show mr");
+    assert!(mrs.contains(&format!(" mrn {} mrlen 8192 pdn ", region.id())), "{mrs}");
+    let number = active.id();
+    for line in [
+        "resource",
+        "resource show rnicd1",
+        "resource show second",
+        "-j resource",
+        "resource show qp",
+        "-d resource show qp",
+        "-j resource show qp",
+        "resource show qp link rnicd1/1",
+        "resource show qp link second/1",
+        "resource show qp link rnicd1/1 type UD",
+        &format!("-j resource show qp link rnicd1/1 lqpn {number}"),
+        &format!("resource show qp link rnicd1/1 lqpn {number}"),
+        &format!("resource show qp link rnicd1/1 pid {pid} state RTS"),
+        "resource show qp link rnicd1/1 pid 1",
+        "resource show qp link rnicd1/1 lqpn 77777",
+        "resource show cm_id",
+        "-j resource show cm_id",
+        "resource show cm_id link rnicd1/1 state LISTEN",
+        "resource show cq",
+        "-j resource show cq",
+        "resource show mr",
+        "-j resource show mr",
+        &format!("resource show mr dev rnicd1 mrn {}", region.id()),
+        "resource show pd",
+        "-j resource show pd",
+        "resource show ctx",
+        "resource show ctx dev rnicd0",
+        "-j resource show ctx",
+        &format!("resource show srq dev rnicd1 srqn {}", empty_srq.id()),
+        &format!("-j resource show srq dev rnicd1 srqn {}", empty_srq.id()),
+    ] {
+        iproute2.is_as_own(line);
+    }
+    assert!(iproute2.error("resource show qp link rnicd1/2").contains("Wrong device name"));
+}
+
+/// A list may be longer than a message.
+#[test]
+fn iproute2_shows_long_lists() {
+    let daemon = Daemon::start("");
+    let Some(iproute2) = Iproute2::new(&daemon, "rnicd1") else { return };
+    let client = Client::new(&daemon);
+    let qps: Vec<_> = (0..300).map(|_| client.qp_of(QpType::Rc)).collect();
+    iproute2.is_as_own("resource show qp");
+    assert_eq!(iproute2.text("resource show qp").lines().count(), qps.len());
+}
+
+#[test]
+fn iproute2_adds_and_deletes_links() {
+    let daemon = Daemon::start("");
+    let Some(iproute2) = Iproute2::new(&daemon, "") else { return };
+    assert_eq!(iproute2.text("link add rxe0 type rxe netdev lo"), "");
+    assert!(iproute2.text("link").contains("link rxe0/1 state ACTIVE "));
+    iproute2.is_as_own("link");
+    // A device of all interfaces becomes a device of the interface.
+    assert_eq!(iproute2.text("link add rnicd1 type rxe netdev lo"), "");
+    let devices = daemon.json(&["device", "list"]);
+    let interface = |name: &str| {
+        let row = devices.as_array().unwrap().iter().find(|row| row["name"] == name);
+        row.unwrap()["interface"].as_str().unwrap().to_owned()
+    };
+    assert_eq!([interface("rxe0"), interface("rnicd1")], ["lo", "lo"]);
+    for (line, error, reason) in [
+        ("add rxe0 type rxe netdev lo", "File exists", "there is already a device rxe0"),
+        ("add rnicd0 type rxe netdev lo", "Too many open files", "already a device rnicd0"),
+        ("add rxe1 type siw netdev lo", "Invalid argument", "rnicd adds devices of type rxe"),
+        ("add rxe1 type rxe netdev nosuch0", "No such device", "no network interface"),
+        ("add x/y type rxe netdev lo", "Invalid argument", "name"),
+        ("delete rxe7", "Wrong device name", ""),
+    ] {
+        let text = iproute2.error(&format!("link {line}"));
+        assert!(text.contains(error) && text.contains(reason), "{line}: {text}");
+    }
+    let refused = daemon.json(&["why"]).to_string();
+    assert!(refused.contains("there is already a device rxe0"), "{refused}");
+    let all = Iproute2 { devices: "rxe0,rnicd0", ..iproute2 };
+    let text = all.error("link delete rnicd0");
+    assert!(text.contains("Invalid argument") && text.contains("cannot be removed"), "{text}");
+    let iproute2 = Iproute2 { devices: "", ..all };
+    if Command::new("ibv_devices").output().is_ok() {
+        let rnic_run = Command::new(built::program("rnic-run"));
+        let listed = iproute2.run_by(rnic_run, &built::libraries(), "ibv_devices");
+        assert!(String::from_utf8_lossy(&listed.stdout).contains("rxe0"), "{listed:?}");
+    } else {
+        omit("no ibv_devices here: Debian package ibverbs-utils");
+    }
+    assert_eq!(iproute2.text("link delete rxe0"), "");
+    assert!(!iproute2.text("link").contains("rxe0"));
+}
+
+#[test]
+fn iproute2_of_another_user_has_its_rights() {
+    if !rustix::process::geteuid().is_root() {
+        return omit("another user requires root");
+    }
+    let daemon = Daemon::start("[control]\nmode = \"0666\"\n");
+    let Some(iproute2) = Iproute2::new(&daemon, "") else { return };
+    let client = Client::new(&daemon);
+    let _qp = client.qp_of(QpType::Rc);
+    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let folder = daemon.dir().join("lib");
+    std::fs::create_dir(&folder).unwrap();
+    for library in ["libibverbs.so.1", "librdmacm.so.1", "librnic_preload.so"] {
+        std::fs::copy(built::libraries().join(library), folder.join(library)).unwrap();
+    }
+    let program = folder.join("rnic-run");
+    rnic_tests::copy_files(built::program("rnic-run"), &program);
+    let run = |line: &str| {
+        let mut rnic_run = Command::new("setpriv");
+        rnic_run.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+        iproute2.run_by(rnic_run, &folder, line)
+    };
+    assert_eq!(iproute2.text("resource show qp").lines().count(), 1);
+    let output = run("rdma resource show qp");
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    for line in ["add rxe0 type rxe netdev lo", "delete rnicd1"] {
+        let output = run(&format!("rdma link {line}"));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("Operation not permitted"), "{line}: {text}");
+        assert!(text.contains("control.admins"), "{line}: {text}");
+    }
+}
+
+/// Without rnicd's libibverbs.so.1, the preloaded library answers from the device files alone.
+#[test]
+fn iproute2_without_libibverbs_shows_devices() {
+    let daemon = Daemon::start("");
+    let Some(_) = Iproute2::new(&daemon, "") else { return };
+    let run = |line: &str| {
+        let mut rdma = Command::new("rdma");
+        rdma.args(line.split_whitespace()).env("LD_LIBRARY_PATH", "/nonexistent");
+        rdma.env("LD_PRELOAD", built::libraries().join("librnic_preload.so"));
+        rdma.env("RNIC_TREE", daemon.dir().join("rnicd.sock.tree")).output().unwrap()
+    };
+    assert!(String::from_utf8(run("link").stdout).unwrap().contains("link rnicd1/1 "));
+    for line in ["resource", "link add a type rxe netdev lo", "link delete rnicd1"] {
+        let text = String::from_utf8(run(line).stderr).unwrap();
+        assert!(text.contains("Operation not supported"), "{line}: {text}");
     }
 }

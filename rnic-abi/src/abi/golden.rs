@@ -437,6 +437,9 @@ fn replies() {
         ord: 5,
         counters: QpCounters { sends_completed: 6, errors: 7, ..QpCounters::default() },
         terminate: Some((TerminateOrigin::Peer, TerminateCode { layer: 1, etype: 2, code: 3 })),
+        remote_qp: Some(QpId(8)),
+        rq_psn: 300,
+        sq_psn: 301,
     };
     let rows = Rows::Listeners(vec![ListenerRow {
         listener: ListenerId(1),

@@ -20,6 +20,7 @@ mod kernel_path;
 mod library;
 mod netlink;
 mod next;
+mod objects;
 mod path;
 mod place;
 mod results;

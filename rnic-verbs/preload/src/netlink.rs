@@ -1,22 +1,23 @@
 //! Answers the netlink requests of `rdma` (iproute2) for devices, ports and counters
-//! (`rdma/rdma_netlink.h`) from the files that this library shows. The counts of objects (`rdma
-//! resource`) are not in these files.
+//! (`rdma/rdma_netlink.h`) from the files that this library shows. `objects` answers those for
+//! objects (`rdma resource`) and those that change links.
 //!
 //! This module replaces functions of libmnl, not system calls, so it affects only programs that
 //! open a socket of `NETLINK_RDMA` with libmnl. Other requests fail with `EOPNOTSUPP`. Unlike the
 //! other functions of this library, these allocate memory, as libmnl's do.
 
 use std::collections::VecDeque;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::ptr::null_mut;
 
 use libc::{c_int, c_uint, c_void, size_t, socklen_t, ssize_t};
 
 use crate::next::next;
+use crate::objects;
 
 /// Messages that a socket has not received yet.
-type Replies = VecDeque<Vec<u8>>;
+pub(crate) type Replies = VecDeque<Vec<u8>>;
 
 /// A socket of this library. The mark has the size of `struct mnl_socket`, and is negative where
 /// that structure has its descriptor. As in libmnl, one thread at a time uses a socket.
@@ -128,8 +129,8 @@ pub unsafe extern "C" fn mnl_socket_close(socket: *mut c_void) -> c_int {
     unsafe { next(socket) }
 }
 
-/// Header of a request (`struct nlmsghdr`).
-struct Request<'a> {
+/// A request: its bytes with fields of its header (`struct nlmsghdr`).
+pub(crate) struct Request<'a> {
     bytes: &'a [u8],
     flags: u16,
     sequence: u32,
@@ -147,11 +148,20 @@ fn answer(bytes: &[u8]) -> Option<Replies> {
         reply.put(SYS_ATTR_COPY_ON_FORK, &[1]);
         return Some([reply.finish(), request.end(0)].into());
     }
-    let of_objects = request.attribute(ATTR_STAT_RES).is_some();
+    if let Some(replies) = objects::answer(&request, kind) {
+        return Some(replies);
+    }
+    let counted = request.attribute(ATTR_STAT_RES);
+    let of_qps = counted.is_some_and(|counted| *counted == ATTR_RES_QP.to_ne_bytes());
+    if kind == STAT_GET && of_qps && request.dumps() {
+        // As with rxe, QPs have no counters of their own.
+        return Some([request.end(0)].into());
+    }
     let describe: fn(&Device, &mut Message) = match kind {
         GET => Device::put_device,
         PORT_GET => Device::put_port,
-        STAT_GET if !of_objects => Device::put_statistic,
+        STAT_GET if of_qps => Device::put_mode,
+        STAT_GET if counted.is_none() => Device::put_statistic,
         _ => return Some([request.end(libc::EOPNOTSUPP)].into()),
     };
     let wanted = request.attribute(ATTR_DEV_INDEX);
@@ -162,7 +172,7 @@ fn answer(bytes: &[u8]) -> Option<Replies> {
         let mut reply = request.reply(kind);
         reply.put(ATTR_DEV_INDEX, &device.index.to_ne_bytes());
         reply.put_text(ATTR_DEV_NAME, &device.name);
-        reply.put(ATTR_PORT_INDEX, &1u32.to_ne_bytes());
+        reply.put(ATTR_PORT_INDEX, &PORT.to_ne_bytes());
         describe(&device, &mut reply);
         replies.push_back(reply.finish());
     }
@@ -172,24 +182,29 @@ fn answer(bytes: &[u8]) -> Option<Replies> {
 }
 
 impl Request<'_> {
-    fn dumps(&self) -> bool {
+    pub(crate) fn dumps(&self) -> bool {
         self.flags & NLM_F_DUMP == NLM_F_DUMP
     }
 
     /// Returns the value of an attribute.
-    fn attribute(&self, wanted: u16) -> Option<&[u8]> {
-        let mut rest = self.bytes.get(HEADER..)?;
-        loop {
-            let length = usize::from(u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?));
-            let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);
-            if kind & NLA_TYPE_MASK == wanted {
-                return rest.get(4..length);
-            }
-            rest = rest.get(length.max(4).next_multiple_of(4)..)?;
-        }
+    pub(crate) fn attribute(&self, wanted: u16) -> Option<&[u8]> {
+        attribute(self.bytes.get(HEADER..)?, wanted)
     }
 
-    fn reply(&self, kind: u16) -> Message {
+    /// Returns the text of an attribute. The error is `EINVAL`.
+    pub(crate) fn text(&self, wanted: u16) -> Result<&CStr, c_int> {
+        let bytes = self.attribute(wanted).ok_or(libc::EINVAL)?;
+        CStr::from_bytes_until_nul(bytes).map_err(|_| libc::EINVAL)
+    }
+
+    /// Returns the device with the index in the request. The error is `EINVAL`.
+    pub(crate) fn device<'d>(&self, all: &'d [Device]) -> Result<&'d Device, c_int> {
+        let wanted = self.attribute(ATTR_DEV_INDEX).ok_or(libc::EINVAL)?;
+        let device = all.iter().find(|device| device.index.to_ne_bytes() == *wanted);
+        device.ok_or(libc::EINVAL)
+    }
+
+    pub(crate) fn reply(&self, kind: u16) -> Message {
         let flags = if self.dumps() { NLM_F_MULTI } else { 0 };
         let mut bytes = vec![0; 4];
         bytes.extend(kind.to_ne_bytes());
@@ -200,7 +215,7 @@ impl Request<'_> {
     }
 
     /// Returns the last message: an error number or 0.
-    fn end(&self, error: c_int) -> Vec<u8> {
+    pub(crate) fn end(&self, error: c_int) -> Vec<u8> {
         let is_error = error != 0 || !self.dumps();
         let mut message = self.reply(if is_error { NLMSG_ERROR } else { NLMSG_DONE });
         message.0.extend((-error).to_ne_bytes());
@@ -211,11 +226,24 @@ impl Request<'_> {
     }
 }
 
-/// A message with attributes.
-struct Message(Vec<u8>);
+/// Returns the value of one of these attributes.
+fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?);
+        if kind & NLA_TYPE_MASK == wanted {
+            return attributes.get(4..length);
+        }
+        attributes = attributes.get(length.max(4).next_multiple_of(4)..)?;
+    }
+}
+
+/// A message, or the attributes in an attribute.
+#[derive(Default)]
+pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    fn put(&mut self, kind: u16, value: &[u8]) {
+    pub(crate) fn put(&mut self, kind: u16, value: &[u8]) {
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -223,12 +251,31 @@ impl Message {
         self.0.resize(self.0.len().next_multiple_of(4), 0);
     }
 
-    fn put_text(&mut self, kind: u16, text: &str) {
+    pub(crate) fn put_text(&mut self, kind: u16, text: &str) {
         self.put(kind, CString::new(text).unwrap_or_default().as_bytes_with_nul());
     }
 
+    /// Returns the value of an attribute, if this is not a whole message.
+    pub(crate) fn attribute(&self, wanted: u16) -> Option<&[u8]> {
+        attribute(&self.0, wanted)
+    }
+
+    pub(crate) fn append(&mut self, attributes: &Message) {
+        self.0.extend(&attributes.0);
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Returns true if a message with these attributes and `more` fits the buffer of `rdma`, or if
+    /// there are no attributes yet.
+    pub(crate) fn has_room(&self, more: &Message) -> bool {
+        self.0.is_empty() || self.0.len() + more.0.len() <= ROOM
+    }
+
     /// Sets the length.
-    fn finish(mut self) -> Vec<u8> {
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         let length = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
         self.0[..4].copy_from_slice(&length.to_ne_bytes());
         self.0
@@ -236,14 +283,14 @@ impl Message {
 }
 
 /// A device with one port, as the device files show it.
-struct Device {
+pub(crate) struct Device {
     /// Number of its `uverbs` file.
-    index: u32,
-    name: String,
+    pub(crate) index: u32,
+    pub(crate) name: String,
 }
 
 /// Returns the devices that the program sees, in ascending order of their numbers.
-fn devices() -> Vec<Device> {
+pub(crate) fn devices() -> Vec<Device> {
     let entries = fs::read_dir("/sys/class/infiniband_verbs").into_iter().flatten().flatten();
     let device = |entry: fs::DirEntry| {
         let index = entry.file_name().to_str()?.strip_prefix("uverbs")?.parse().ok()?;
@@ -267,12 +314,16 @@ impl Device {
         text.split(':').next().and_then(|number| number.parse().ok()).unwrap_or_default()
     }
 
+    pub(crate) fn node_type(&self) -> u8 {
+        self.number("node_type")
+    }
+
     fn guid(&self, name: &str) -> u64 {
         u64::from_str_radix(&self.attribute(name).replace(':', ""), 16).unwrap_or_default()
     }
 
     fn put_device(&self, to: &mut Message) {
-        let node_type = self.number("node_type");
+        let node_type = self.node_type();
         to.put_text(ATTR_FW_VERSION, &self.attribute("fw_ver"));
         to.put(ATTR_NODE_GUID, &self.guid("node_guid").to_ne_bytes());
         to.put(ATTR_SYS_IMAGE_GUID, &self.guid("sys_image_guid").to_ne_bytes());
@@ -303,6 +354,11 @@ impl Device {
         rows.min().map(|(_, _, name)| name)
     }
 
+    /// No counter is bound to QPs (`RDMA_COUNTER_MODE_NONE`).
+    fn put_mode(&self, to: &mut Message) {
+        to.put(ATTR_STAT_MODE, &0_u32.to_ne_bytes());
+    }
+
     fn put_statistic(&self, to: &mut Message) {
         let mut counters = Message(Vec::new());
         for name in COUNTERS {
@@ -328,32 +384,42 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_MULTI: u16 = 2;
 const NLM_F_DUMP: u16 = 0x300;
-const NLA_F_NESTED: u16 = 1 << 15;
+pub(crate) const NLA_F_NESTED: u16 = 1 << 15;
 const NLA_TYPE_MASK: u16 = 0x3FFF;
 
+/// Size of the attributes of a message with a list. The buffer of `rdma` has the size of a page, at
+/// least 4096 bytes.
+const ROOM: usize = 3500;
+
+/// The port of each device.
+pub(crate) const PORT: u32 = 1;
+
 /// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, ...)`.
-const GET: u16 = 5 << 10 | 1;
-const PORT_GET: u16 = 5 << 10 | 5;
-const SYS_GET: u16 = 5 << 10 | 6;
-const STAT_GET: u16 = 5 << 10 | 17;
+pub(crate) const NLDEV: u16 = 5 << 10;
+const GET: u16 = NLDEV | 1;
+const PORT_GET: u16 = NLDEV | 5;
+const SYS_GET: u16 = NLDEV | 6;
+const STAT_GET: u16 = NLDEV | 17;
 
 /// `RDMA_NLDEV_SYS_ATTR_...`.
 const SYS_ATTR_NETNS_SHARED: u16 = 66;
 const SYS_ATTR_COPY_ON_FORK: u16 = 93;
 
 /// `RDMA_NLDEV_ATTR_...`.
-const ATTR_DEV_INDEX: u16 = 1;
-const ATTR_DEV_NAME: u16 = 2;
-const ATTR_PORT_INDEX: u16 = 3;
+pub(crate) const ATTR_DEV_INDEX: u16 = 1;
+pub(crate) const ATTR_DEV_NAME: u16 = 2;
+pub(crate) const ATTR_PORT_INDEX: u16 = 3;
 const ATTR_FW_VERSION: u16 = 5;
 const ATTR_NODE_GUID: u16 = 6;
 const ATTR_SYS_IMAGE_GUID: u16 = 7;
 const ATTR_PORT_STATE: u16 = 12;
 const ATTR_PORT_PHYS_STATE: u16 = 13;
 const ATTR_DEV_NODE_TYPE: u16 = 14;
+const ATTR_RES_QP: u32 = 19;
 const ATTR_NDEV_INDEX: u16 = 50;
-const ATTR_NDEV_NAME: u16 = 51;
+pub(crate) const ATTR_NDEV_NAME: u16 = 51;
 const ATTR_DEV_PROTOCOL: u16 = 67;
+const ATTR_STAT_MODE: u16 = 74;
 const ATTR_STAT_RES: u16 = 75;
 const ATTR_STAT_COUNTERS: u16 = 80;
 const ATTR_STAT_ENTRY: u16 = 81;

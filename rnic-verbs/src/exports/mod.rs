@@ -1,5 +1,5 @@
 //! Exported symbols: the names of libibverbs.so.1 with their version nodes, and a node of our own
-//! for librdmacm.so.1.
+//! for librdmacm.so.1 and librnic_preload.so.
 //!
 //! A function of the C API may be defined anywhere in this crate, under its own name and as a plain
 //! `pub(crate) unsafe extern "C" fn`, without `no_mangle`. A table in one of these modules
@@ -8,6 +8,7 @@
 //! in `ffi` has the unsupported functions.
 
 mod cm;
+mod preload;
 mod private;
 mod public;
 

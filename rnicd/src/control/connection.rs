@@ -455,6 +455,9 @@ mod tests {
                 TerminateOrigin::Peer,
                 TerminateCode { layer: 255, etype: 255, code: 255 },
             )),
+            remote_qp: Some(QpId(u32::MAX)),
+            rq_psn: u32::MAX,
+            sq_psn: u32::MAX,
         };
         let rows = Rows::Qps(vec![row; PAGE_ROWS]);
         let reply = Reply {

@@ -156,6 +156,12 @@ pub struct QpRow {
     pub counters: QpCounters,
     /// The Terminate that ended the connection, if any.
     pub terminate: Option<(TerminateOrigin, TerminateCode)>,
+    /// The peer of an RC or UC QP in Rtr or later.
+    pub remote_qp: Option<QpId>,
+    /// Expected PSN of the peer's first packet; 0 before Rtr.
+    pub rq_psn: u32,
+    /// PSN of the first packet of an RC or UC QP; 0 before Rts.
+    pub sq_psn: u32,
 }
 
 /// Counters of a queue pair since its creation.

@@ -11,7 +11,7 @@ use rnic_abi::abi::control::*;
 use rnic_client::{Context, Error, QpId};
 use serde::Serialize;
 
-use super::rows::Row;
+use super::rows::Shown;
 use super::table::{of_devices, of_status};
 use super::{fault, follow, why};
 use crate::{commands, profile, system};
@@ -244,30 +244,19 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
 }
 
 /// Prints a list.
-pub(super) fn list<R: Row>(
+pub(super) fn list<R: Shown>(
     context: &Context,
     json: bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    print_rows(json, &rows::<R>(context)?)
+    print_rows(json, &context.rows::<R>()?)
 }
 
 /// Prints rows.
-pub(super) fn print_rows<R: Row>(json: bool, rows: &[R]) -> Result<(), Box<dyn std::error::Error>> {
+pub(super) fn print_rows<R: Shown>(
+    json: bool,
+    rows: &[R],
+) -> Result<(), Box<dyn std::error::Error>> {
     print(json, rows, &R::text(rows))
-}
-
-/// Returns all pages of a list. Objects may change between pages, so the result is not a snapshot.
-pub fn rows<R: Row>(context: &Context) -> Result<Vec<R>, Error> {
-    let mut all = Vec::new();
-    let mut next = Some(0);
-    while let Some(from) = next {
-        let page = context.list(R::KIND, from)?;
-        // The daemon answered with rows of another kind. Stop here.
-        let Some(rows) = R::of(page.rows) else { break };
-        all.extend(rows);
-        next = page.next;
-    }
-    Ok(all)
 }
 
 /// Reports success of a command without output.

@@ -88,7 +88,7 @@ pub fn run(
             ctl::done(json)
         }
         Command::Log => {
-            let mut records = ctl::rows::<Diagnosis>(context)?;
+            let mut records = context.rows::<Diagnosis>()?;
             records.retain(|record| record.rule.starts_with("injected by fault "));
             ctl::print_rows(json, &records)
         }

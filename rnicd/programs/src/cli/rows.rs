@@ -5,6 +5,7 @@
 
 use rnic_abi::abi::control::*;
 use rnic_abi::types::*;
+use rnic_client::Row;
 use rnicd::config::Size;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 use serde::{Deserialize, Serialize};
@@ -13,28 +14,17 @@ use serde_json::Value;
 use super::table::Table;
 use super::why::{age, explain};
 
-/// A row of a list.
-pub trait Row: Serialize + DeserializeOwned {
-    /// The list.
-    const KIND: ListKind;
-
-    /// Returns the rows of a page, or `None` if they are of another kind.
-    fn of(rows: Rows) -> Option<Vec<Self>>;
-
+/// A row of a list, as text.
+pub trait Shown: Row + Serialize + DeserializeOwned {
     /// Formats rows as text.
     fn text(rows: &[Self]) -> String {
         table(rows).to_string()
     }
 }
 
-macro_rules! rows {
-    ($($row:ident = $kind:ident $(, $text:expr)?;)+) => {
-        $(impl Row for $row {
-            const KIND: ListKind = ListKind::$kind;
-
-            fn of(rows: Rows) -> Option<Vec<Self>> {
-                if let Rows::$kind(rows) = rows { Some(rows) } else { None }
-            }
+macro_rules! shown {
+    ($($row:ty $(= $text:expr)?;)+) => {
+        $(impl Shown for $row {
             $(
             fn text(rows: &[Self]) -> String {
                 $text(rows)
@@ -43,27 +33,27 @@ macro_rules! rows {
     };
 }
 
-rows! {
-    ClientRow = Clients;
-    QpRow = Qps;
-    CqRow = Cqs;
-    MrRow = Mrs;
-    ListenerRow = Listeners;
-    SrqRow = Srqs;
-    WindowRow = Windows;
-    PdRow = Pds;
-    LimitRow = Limits;
-    EventRecord = Events;
-    FaultRow = Faults;
+shown! {
+    ClientRow;
+    QpRow;
+    CqRow;
+    MrRow;
+    ListenerRow;
+    SrqRow;
+    WindowRow;
+    PdRow;
+    LimitRow;
+    EventRecord;
+    FaultRow;
     // Their texts are too long for a table.
-    Diagnosis = Diagnoses, explain_all;
+    Diagnosis = explain_all;
 }
 
 fn explain_all(records: &[Diagnosis]) -> String {
     records.iter().map(explain).collect::<Vec<_>>().join("\n\n")
 }
 
-fn table<R: Row>(rows: &[R]) -> Table {
+fn table<R: Shown>(rows: &[R]) -> Table {
     let columns = columns::<R>("");
     let cells = |row| {
         let row = serde_json::to_value(row).unwrap_or_default();
@@ -94,7 +84,8 @@ fn columns<'de, R: Deserialize<'de>>(group: &str) -> Vec<Column> {
             ("QpRow", "kind") => column("TYPE", plain),
             ("QpRow", "addresses") => columns::<AddressPair>(&path),
             ("QpRow", "counters") => columns::<QpCounters>(&path),
-            ("QpRow", "srq") | ("QpCounters", "segments_sent" | "segments_received") => Vec::new(),
+            ("QpRow", "srq" | "remote_qp" | "rq_psn" | "sq_psn")
+            | ("QpCounters", "segments_sent" | "segments_received") => Vec::new(),
             ("ClientRow", "shared_bytes") => column("SHARED", size),
             ("ClientRow", "arena_bytes") => column("QUEUES", size),
             ("ClientRow", "refusals") => column("REFUSED", plain),
@@ -245,7 +236,7 @@ mod tests {
     use super::*;
 
     /// Compares the text of a row with the text of all its cells.
-    fn check<R: Row>(row: Value, text: &str) {
+    fn check<R: Shown>(row: Value, text: &str) {
         let row: R = serde_json::from_value(row).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(R::text(&[row]), text);
     }
@@ -269,6 +260,7 @@ mod tests {
                 "reads_answered": 3, "errors": 4, "dropped": 5,
             },
             "terminate": ["Peer", { "layer": 1, "etype": 2, "code": 3 }],
+            "remote_qp": 2, "rq_psn": 8, "sq_psn": 9,
         });
         check::<QpRow>(
             qp.clone(),

@@ -172,6 +172,7 @@ pub struct ConnectOver {
 
 pub fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
     let connection = object.connection;
+    let rc = object.rc.as_ref();
     QpRow {
         qp,
         kind: object.kind,
@@ -193,5 +194,8 @@ pub fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         ord: connection.map_or(0, |c| c.ord),
         counters: object.shared.counters(),
         terminate: object.shared.terminate(),
+        remote_qp: rc.map(|rc| rc.wiring.remote_qp),
+        rq_psn: rc.map_or(0, |rc| rc.wiring.rq_psn),
+        sq_psn: rc.and_then(|rc| rc.sending).map_or(0, |sending| sending.sq_psn),
     }
 }

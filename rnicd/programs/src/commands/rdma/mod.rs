@@ -1,7 +1,8 @@
 //! `rdma`: shows the daemon's devices and objects in the format of iproute2's program, and adds and
 //! removes devices.
 //!
-//! `devices` reads the daemon's device files, `resource` its tables, and `output` formats both.
+//! `devices` reads the daemon's device files, `resource` its tables (`rnic_client::rdma`), and
+//! `output` formats both.
 
 mod devices;
 mod output;
@@ -10,7 +11,7 @@ mod resource;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use rnic_client::{Context, DeviceKind, DeviceRow};
+use rnic_client::{Context, rdma};
 
 use crate::cli::complain;
 use devices::Device;
@@ -91,17 +92,18 @@ fn devices() -> Result<Vec<Device>, Failure> {
 fn resource(words: &mut Words<'_>) -> Result<Vec<Object>, Failure> {
     let context = Context::open()?;
     let all = devices::of(&context)?;
+    let mut shown = resource::shown(&all);
     // Before a device of this name is looked for, as iproute2 does for a last word.
     let is_device = |word: &String| all.iter().any(|device| device.is_named(word));
     if words.0.len() <= 1 && words.0.first().is_none_or(is_device) {
         let wanted = words.device()?;
-        return resource::summary(&context, all.iter().filter(wanted).collect());
+        shown.retain(|shown| wanted(&shown.device));
+        return resource::summary(&context, &shown);
     }
-    let kind = words.choose(&resource::KINDS)?.unwrap_or_default();
-    let mut shown = all;
+    let kind = words.choose(&rdma::KINDS)?.unwrap_or_default();
     if words.choose(&["link", "dev"])?.is_some() {
         let wanted = words.device()?;
-        shown.retain(|device| wanted(&device));
+        shown.retain(|shown| wanted(&shown.device));
     }
     let filters = words.pairs();
     let objects = resource::list(&context, kind, &shown)?;
@@ -135,20 +137,7 @@ fn add(words: &mut Words<'_>) -> Result<ExitCode, Failure> {
         )
         .into());
     }
-    let context = Context::open()?;
-    let devices = context.device()?.devices;
-    // The profile or the configuration has given the name to a device of all interfaces. A job for
-    // the kernel's rxe expects to create it.
-    let is_of_all = |device: &DeviceRow| device.name == name && device.interface.is_empty();
-    let replaces = devices.iter().any(|d| d.kind == DeviceKind::Roce && is_of_all(d));
-    if replaces {
-        context.remove_device(name)?;
-    }
-    let added = context.add_device(name, Some(netdev));
-    if added.is_err() && replaces {
-        context.add_device(name, None)?;
-    }
-    added?;
+    rdma::add_link(&Context::open()?, name, netdev)?;
     Ok(ExitCode::SUCCESS)
 }
 
