@@ -526,6 +526,11 @@ fn devices_are_shown_in_sys_and_dev() {
             assert!(shown.lines().any(|found| found == line), "{how}, {line}: {found:#?}");
         }
     }
+    if Path::new("/usr/bin/rdma").exists() {
+        assert!(section("rdma").contains(": rxe0: pd 0 cq 0 qp 0 "), "{found:#?}");
+    } else {
+        omit("/usr/bin/rdma is not installed (Debian package iproute2)");
+    }
     assert_eq!(section("difference"), "", "{found:#?}");
 }
 

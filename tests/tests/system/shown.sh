@@ -25,6 +25,12 @@ cat /sys/class/infiniband/rnicd1/ports/1/state
 rnicctl system stop
 rnicctl system start
 env -i /usr/bin/ibv_devices
+echo "== rdma"
+# Of iproute2.
+if [ -x /usr/bin/rdma ]; then
+    env -i /usr/bin/rdma link add rxe0 type rxe netdev lo
+    env -i /usr/bin/rdma resource
+fi
 /archive/bin/rnicctl system uninstall
 snapshot > /tmp/after
 echo "== difference"
