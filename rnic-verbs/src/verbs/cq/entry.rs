@@ -32,7 +32,8 @@ pub(crate) fn create(
     base.context = of;
     base.channel = channel;
     base.cq_context = program;
-    (base.handle, base.cqe) = cq.size();
+    base.handle = cq.number();
+    base.cqe = c_int::try_from(entries).unwrap_or(c_int::MAX);
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     (context.operations().cq)(&mut head);
@@ -95,7 +96,7 @@ fn create_ex(
 
 fn resize(of: *mut ibv_cq, entries: c_int) -> Result<(), Errno> {
     let cq = cq(of)?;
-    let entries = cq.resize(u32::try_from(entries).unwrap_or(0))?;
+    cq.resize(u32::try_from(entries).unwrap_or(0))?;
     set!(cq.cq_base.cqe = entries);
     Ok(())
 }

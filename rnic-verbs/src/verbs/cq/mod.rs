@@ -125,9 +125,9 @@ impl CqBody {
         &self.cq
     }
 
-    /// Returns the CQ number and the number of entries.
-    pub(crate) fn size(&self) -> (u32, i32) {
-        (self.cq.id().0, i32::try_from(self.cq.capacity()).unwrap_or(i32::MAX))
+    /// Returns the CQ number.
+    pub(crate) fn number(&self) -> u32 {
+        self.cq.id().0
     }
 
     /// Polls up to `out.len()` completions (`ibv_poll_cq(3)`). Returns the number of completions
@@ -272,7 +272,7 @@ impl CqBody {
     }
 
     /// Resizes the queue (`ibv_resize_cq(3)`).
-    pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
+    pub(crate) fn resize(&self, entries: u32) -> Result<(), Errno> {
         self.adapter.check()?;
         check_entries(entries)?;
         let before = self.cq.capacity();
@@ -284,7 +284,7 @@ impl CqBody {
             self.cq.resize(before)?;
             return Err(invalid!("cqe {entries}: {unpolled} completions are not polled"));
         }
-        Ok(self.size().1)
+        Ok(())
     }
 
     /// Drops the reference to a QP that is being destroyed.
