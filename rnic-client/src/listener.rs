@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_abi::abi::control::{Event, ObjectRef, RcPeer, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{Event, ObjectRef, RcPeer, Refusal, ReplyBody, RequestBody};
 use rnic_abi::types::{AddressPair, ListenerId, RequestId};
 
 use crate::connect::{Claim, Connected, check_private_data};
@@ -361,9 +361,11 @@ impl ConnectionRequest {
     pub fn try_reject(&mut self, private_data: &[u8]) -> Result<(), Error> {
         check_private_data(private_data)?;
         let private_data = private_data.to_vec();
-        self.session.command(RequestBody::Reject { request: self.id, private_data })?;
-        self.decided = true;
-        Ok(())
+        let answer = self.session.command(RequestBody::Reject { request: self.id, private_data });
+        // A request that the peer has abandoned is decided too.
+        let refusal = answer.as_ref().err().and_then(Error::refusal);
+        self.decided = !matches!(refusal, Some(Refusal::System { .. }));
+        answer
     }
 }
 

@@ -71,10 +71,10 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Reads the daemon's tables, without the sessions of this process.
+    /// Reads the daemon's tables, without the session of the context.
     pub fn read(context: &Context) -> Result<Self, Error> {
         let mut clients: Vec<ClientRow> = context.rows()?;
-        clients.retain(|row| row.pid.cast_unsigned() != std::process::id());
+        clients.retain(|row| row.session != context.session());
         let owner = |row: &ClientRow| {
             (row.session, Value::Process(row.pid.cast_unsigned(), row.command.clone()))
         };
@@ -234,7 +234,7 @@ fn ranges(numbers: &[u32]) -> Vec<(u32, u32)> {
 /// A device of all interfaces with this name becomes a device of the interface: the profile or the
 /// configuration has given it the name, and a job for the kernel's rxe expects to create it.
 pub fn add_link(context: &Context, name: &str, netdev: &str) -> Result<(), Error> {
-    let devices = context.device()?.devices;
+    let devices = context.device_unruled()?.devices;
     let is_of_all = |device: &DeviceRow| device.name == name && device.interface.is_empty();
     let replaces = devices.iter().any(|d| d.kind == DeviceKind::Roce && is_of_all(d));
     if replaces {

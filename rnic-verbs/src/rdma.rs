@@ -2,9 +2,8 @@
 //! (iproute2). Each function opens a session of its own, so the user sees and changes what
 //! `rnicctl` shows and changes.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::net::SocketAddr;
-use std::path::Path;
 
 use rnic_client::rdma::{Attribute, Objects, Value, add_link};
 use rnic_client::{Context, DeviceKind, Error, Refusal};
@@ -148,13 +147,19 @@ fn link_add(name: Text, kind: Text, netdev: Text) -> Result<(), Errno> {
         let taken = devices.into_iter().find(|device| device.name == name);
         // As by the kernel: for an interface that has a device, and for the name of a device.
         let number = match taken {
-            _ if !Path::new("/sys/class/net").join(netdev).is_dir() => libc::ENODEV,
+            _ if !is_interface(netdev) => libc::ENODEV,
             Some(device) if device.interface == netdev => libc::EEXIST,
             Some(_) => libc::ENFILE,
             None => libc::EINVAL,
         };
         Errno::from(error).with_number(number)
     })
+}
+
+/// Returns true if the network namespace has this interface.
+fn is_interface(name: &str) -> bool {
+    // SAFETY: the name is a string.
+    CString::new(name).is_ok_and(|name| unsafe { libc::if_nametoindex(name.as_ptr()) } != 0)
 }
 
 fn link_delete(name: Text) -> Result<(), Errno> {

@@ -1,5 +1,6 @@
 //! An MPI job of Open MPI: with UCX over the RoCE device, or with libfabric over the iWARP device.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,7 +12,7 @@ use crate::{Daemon, built, in_path, omit};
 /// A program that runs MPI collectives and compares their results.
 pub struct Collectives {
     program: PathBuf,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Collectives {
@@ -30,7 +31,7 @@ impl Collectives {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/collectives.c");
         let built = Command::new("mpicc").arg("-o").arg(&program).arg(source).status();
         assert!(built.expect("mpicc runs").success(), "the program cannot be built");
-        Some(Collectives { program, _folder: folder })
+        Some(Collectives { program, folder: folder })
     }
 
     /// Returns a command that runs the job over the RoCE device with fault rules in each rank. The
@@ -71,6 +72,7 @@ impl Collectives {
         command.arg(built::program("rnic-run")).args(["--no-start", "--devices", device]);
         command.arg("--lib-dir").arg(built::libraries()).arg(&self.program);
         command.env("RNIC_SOCKET", daemon.socket()).env("RNIC_FAULTS", rules);
+        command.env("TMPDIR", self.folder.path()).process_group(0);
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command
     }

@@ -114,3 +114,14 @@ fn rules_of_a_file_fail_each_function() {
         check_calls(device, Process::start(command).succeed());
     }
 }
+
+/// `rnic-run` queries the device for itself before it starts the program.
+#[test]
+fn rules_of_queries_spare_rnic_run() {
+    let daemon = Daemon::start("");
+    let mut command = Command::new(built::program("rnic-run"));
+    command.args(["--no-start", "--lib-dir"]).arg(built::libraries()).arg("true");
+    command.env("RNIC_SOCKET", daemon.socket());
+    command.env("RNIC_FAULTS", "do=fail errno=EIO verb=query_device");
+    Process::start(command).succeed();
+}

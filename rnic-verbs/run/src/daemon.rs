@@ -231,7 +231,7 @@ pub fn probe_at(socket: &Path) -> Probe {
 }
 
 fn examine(opened: Result<Context, Error>) -> Probe {
-    let asked = opened.and_then(|context| Ok((context.status()?, context.device()?)));
+    let asked = opened.and_then(|context| Ok((context.status()?, context.device_unruled()?)));
     match asked {
         Ok((status, device)) => Probe::Serves {
             pid: status.pid,

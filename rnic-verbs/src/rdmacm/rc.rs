@@ -65,6 +65,10 @@ impl IdBody {
     pub(super) fn own_qp_to_error(&self) -> Result<(), Errno> {
         let own = self.state.lock().own_qp;
         let Some(qp) = own.and_then(|qp| self.find_qp(qp)) else { return Ok(()) };
+        // The program has not called `ibv_modify_qp`, so no rule of it applies to a repetition.
+        if qp.is_in_error() {
+            return Ok(());
+        }
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = IBV_QPS_ERR;
         qp.modify(&attributes, IBV_QP_STATE)
@@ -202,6 +206,7 @@ impl IdBody {
             let qp = state.qp.and_then(|qp| self.find_qp(qp)).ok_or_else(no_qp)?;
             // Before the call, because the connection may end before the call returns.
             state.phase = Phase::Connected;
+            state.end_missed = false;
             qp
         };
         let confirmed = qp.client().establish_rc();
@@ -211,9 +216,10 @@ impl IdBody {
             if failed {
                 state.phase = Phase::Connecting;
             }
-            (confirmed.is_ok() && state.ends_at_once, failed)
+            let has_ended = state.end_missed || !errno::has_no_effect(&confirmed);
+            (confirmed.is_ok() && state.ends_at_once, failed && has_ended)
         };
-        if failed && !errno::has_no_effect(&confirmed) {
+        if failed {
             // The event for the end of the attempt may have arrived while the id was connected.
             self.connect_error(&qp, libc::ECONNRESET);
         }

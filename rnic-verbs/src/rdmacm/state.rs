@@ -108,6 +108,8 @@ pub(super) struct State {
     /// `rdma_disconnect(3)` was called while connecting: the connection ends as soon as it is
     /// established.
     pub(super) ends_at_once: bool,
+    /// The attempt ended while `rdma_establish` had set `Connected` before its request.
+    pub(super) end_missed: bool,
     /// Restricted to its own address family on a wildcard address.
     pub(super) family_only: bool,
     /// Shares its address with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).

@@ -285,6 +285,7 @@ impl IdBody {
     pub(super) fn attempt_ended(&self) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Connecting {
+            state.end_missed = true;
             return false;
         }
         state.phase = Phase::Ended;

@@ -36,6 +36,8 @@ pub(crate) fn open() -> Result<Arc<Device>, Errno> {
         return Ok(device);
     }
     let device = Arc::new(Device::connect()?);
+    // Before others can find the session: without the thread it gets no events.
+    event_thread::listen(&device)?;
     let kept = system::variable(c"RNIC_FAULTS").map(|_| device.clone());
     let before = current.replace(Current { owner, device: Arc::downgrade(&device), kept });
     drop(current);
@@ -43,7 +45,6 @@ pub(crate) fn open() -> Result<Arc<Device>, Errno> {
         // A forked child must not unmap the memory of its parent.
         if kept.is_ours() { drop(kept) } else { std::mem::forget(kept) }
     }
-    event_thread::listen(&device)?;
     Ok(device)
 }
 

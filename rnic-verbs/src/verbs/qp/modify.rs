@@ -31,6 +31,11 @@ impl QpBody {
         self.modify_iwarp(attributes, mask)
     }
 
+    /// Returns true if the program or the library has moved a QP of the RoCE device to ERR.
+    pub(crate) fn is_in_error(&self) -> bool {
+        self.roce.as_ref().is_some_and(|roce| roce.lock().state() == c::IBV_QPS_ERR)
+    }
+
     /// Modifies a QP of the iWARP device.
     fn modify_iwarp(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<(), Errno> {
         let ids = self.device.connections();

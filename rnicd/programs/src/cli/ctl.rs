@@ -197,7 +197,7 @@ fn run_command(command: &Command, common: &CommonArgs) -> Result<(), Box<dyn std
     let json = common.json;
     match *command {
         Command::Device(Device::List) => {
-            let devices = context.device()?.devices;
+            let devices = context.device_unruled()?.devices;
             print(json, &devices, &of_devices(&devices))
         }
         Command::Device(Device::Add { ref name, ref netdev, ref addresses }) => {

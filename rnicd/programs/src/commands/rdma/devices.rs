@@ -28,7 +28,7 @@ pub fn of(context: &Context) -> Result<Vec<Device>, Failure> {
 
 /// Returns all devices of a daemon, in the order of their numbers.
 pub fn all(context: &Context) -> Result<Vec<Device>, Failure> {
-    let tree = context.device()?.tree;
+    let tree = context.device_unruled()?.tree;
     if tree.is_empty() {
         return Err("the daemon has no device files (its device.tree is \"off\", or its log \
                     contains the reason)"
