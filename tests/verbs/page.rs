@@ -210,13 +210,15 @@ not part of the tests: the results below were entered by hand.
 | --- | --- | --- |
 | sideway 0.4.3 | `ibv_devinfo` | pass |
 | sideway 0.4.3 | `cmtime -c 10`, with and without `-q` (its own QP) | pass |
-| sideway 0.4.3 | `show_gids`, `rc_pingpong`, `rc_pingpong_split`, on `rnicd1` | pass |
-| sideway 0.4.3 | its tests (68), on `rnicd1` (`rnic-run --devices rnicd1`: they use every device) | pass |
+| sideway 0.4.3 | `show_gids`, `rc_pingpong`, `rc_pingpong_split`, on `rxe_0` | pass |
+| sideway 0.4.3 | its tests (68), on `rxe_0` (`rnic-run --devices rxe_0`: they use every device) | pass |
 | sideway 0.4.3 | `compiletest` | fails (not run): it only compiles programs |
 | async-rdma 0.5.0 | `devices` | pass |
 | async-rdma 0.5.0 | `cm_server` and `cm_client`, on `rnicd0` (it takes the last device) | fails: it requests the second GID of the port, but iWARP has only one; with `.set_gid_index(0)` in the client, pass |
-| async-rdma 0.5.0 | `rpc`, `server` and `client`, on `rnicd1` | pass |
-| async-rdma 0.5.0 | its tests (52, one of them ignored), on `rnicd1` | pass |
+| async-rdma 0.5.0 | `rpc`, `server` and `client`, on `rxe_0` | pass |
+| ibverbs 0.9.2 | `loopback`, its tests | pass |
+| ruapc 0.2.0-alpha.7 | its tests with all features and `RUAPC_PREFER_RXE=1` | pass |
+| async-rdma 0.5.0 | its tests (52, one of them ignored), on `rxe_0` | pass |
 
 ## Python wheels
 
