@@ -31,7 +31,7 @@ impl Collectives {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/collectives.c");
         let built = Command::new("mpicc").arg("-o").arg(&program).arg(source).status();
         assert!(built.expect("mpicc runs").success(), "the program cannot be built");
-        Some(Collectives { program, folder: folder })
+        Some(Collectives { program, folder })
     }
 
     /// Returns a command that runs the job over the RoCE device with fault rules in each rank. The
