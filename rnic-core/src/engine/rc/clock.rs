@@ -241,7 +241,7 @@ impl RcState {
 
     /// Returns the time for which a RoCE adapter waits after one RNR NAK of this side.
     pub(in crate::engine) fn rnr_timer(&self) -> Duration {
-        Duration::from_micros(RNR_TIMERS[usize::from(self.min_rnr_timer) % 32])
+        rnr_timer(self.min_rnr_timer)
     }
 
     /// Returns the time for which the peer may lack a receive, or `None` if unlimited.
@@ -251,9 +251,14 @@ impl RcState {
         if sending.rnr_retry >= RNR_RETRY_INFINITE {
             return None;
         }
-        let once = Duration::from_micros(RNR_TIMERS[usize::from(peer.min_rnr_timer) % 32]);
+        let once = rnr_timer(peer.min_rnr_timer);
         Some(once.saturating_mul(u32::from(sending.rnr_retry)))
     }
+}
+
+/// Returns the wait after an RNR NAK with this timer code.
+fn rnr_timer(code: u8) -> Duration {
+    Duration::from_micros(RNR_TIMERS[usize::from(code) % 32]).max(MIN_RNR_TIMER)
 }
 
 /// Delay of the acknowledgement request for unsignaled requests. Requests sent within it need no
@@ -274,9 +279,24 @@ const NEXT_STREAM: Duration = Duration::from_millis(200);
 /// megabytes on a slow network, and a busy host may delay its process.
 const MIN_ANSWER_TIME: Duration = Duration::from_secs(30);
 
+/// Shortest wait after an RNR NAK. A requester may wait longer than the timer (IBTA specification,
+/// volume 1, section 9.7.5.2.8), and the kernel's rxe waits at least for one tick of the kernel. A
+/// busy host may run the peer's program that late.
+const MIN_RNR_TIMER: Duration = Duration::from_millis(1);
 /// RNR NAK timer values by code, in microseconds.
 const RNR_TIMERS: [u64; 32] = [
     655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840,
     5120, 7680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760,
     327_680, 491_520,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_timers_last_at_least_a_millisecond() {
+        let micros = [0, 1, 13, 14, 15, 31].map(|code| rnr_timer(code).as_micros());
+        assert_eq!(micros, [655_360, 1000, 1000, 1280, 1920, 491_520]);
+    }
+}
