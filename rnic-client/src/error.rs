@@ -297,6 +297,11 @@ impl Error {
         }
     }
 
+    /// Returns true if a request failed in the system or by a fault rule, and changed nothing.
+    pub fn has_no_effect(&self) -> bool {
+        matches!(self.refusal(), Some(Refusal::System { .. }))
+    }
+
     /// Returns the number of the daemon's diagnosis, if it has one.
     pub fn diagnosis_id(&self) -> Option<u64> {
         match self {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_abi::abi::control::{Event, ObjectRef, RcPeer, Refusal, ReplyBody, RequestBody};
+use rnic_abi::abi::control::{Event, ObjectRef, RcPeer, ReplyBody, RequestBody};
 use rnic_abi::types::{AddressPair, ListenerId, RequestId};
 
 use crate::connect::{Claim, Connected, check_private_data};
@@ -363,8 +363,7 @@ impl ConnectionRequest {
         let private_data = private_data.to_vec();
         let answer = self.session.command(RequestBody::Reject { request: self.id, private_data });
         // A request that the peer has abandoned is decided too.
-        let refusal = answer.as_ref().err().and_then(Error::refusal);
-        self.decided = !matches!(refusal, Some(Refusal::System { .. }));
+        self.decided = !answer.as_ref().is_err_and(Error::has_no_effect);
         answer
     }
 }

@@ -249,7 +249,8 @@ pub fn add_link(context: &Context, name: &str, netdev: &str) -> Result<(), Error
 
 /// `RDMA_NLDEV_ATTR_RES_...`, except for `RDMA_NLDEV_ATTR_DEV_DIM`.
 const QP: u16 = 19;
-const LQPN: u16 = 21;
+/// The number of a QP.
+pub const LQPN: u16 = 21;
 const RQPN: u16 = 22;
 const RQ_PSN: u16 = 23;
 const SQ_PSN: u16 = 24;

@@ -161,11 +161,6 @@ pub(crate) fn nothing(result: Result<(), Errno>) {
     }
 }
 
-/// Returns true if the request failed in the system or by a fault rule, and had no effect.
-pub(crate) fn has_no_effect<T>(answer: &Result<T, Error>) -> bool {
-    matches!(answer, Err(Error::Refused { refusal: Refusal::System { .. }, .. }))
-}
-
 fn number(error: &Error) -> i32 {
     match error {
         Error::QueueFull { .. } | Error::NotEnoughMemory { .. } => libc::ENOMEM,

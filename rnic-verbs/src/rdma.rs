@@ -5,7 +5,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::net::SocketAddr;
 
-use rnic_client::rdma::{Attribute, Objects, Value, add_link};
+use rnic_client::rdma::{Attribute, LQPN, Objects, Value, add_link};
 use rnic_client::{Context, DeviceKind, Error, Refusal};
 
 use crate::c::{IBV_NODE_CA, IBV_NODE_RNIC};
@@ -100,7 +100,7 @@ fn objects(
     };
     let sink = Sink { put, argument };
     let objects = Objects::read(&Context::open()?)?;
-    let Some(kind) = kind.read().map_err(|_| invalid!("the kind is no text"))? else {
+    let Some(kind) = kind.read().map_err(|_| invalid!("the kind is not UTF-8"))? else {
         for (kind, count) in objects.counts(device) {
             sink.nested(number, || {
                 sink.put(SUMMARY_NAME, &[kind.as_bytes(), &[0]].concat());
@@ -175,7 +175,7 @@ fn of_change(error: Error) -> Errno {
 }
 
 fn text<'a>(text: &'a Text, what: &str) -> Result<&'a str, Errno> {
-    text.read().ok().flatten().ok_or_else(|| invalid!("the {what} is no text"))
+    text.read().ok().flatten().ok_or_else(|| invalid!("the {what} is missing or not UTF-8"))
 }
 
 /// `rdma` prints at most 255 characters of the QPs of an SRQ.
@@ -185,6 +185,5 @@ const MOST_RANGES: usize = 100;
 const SUMMARY_NAME: u16 = 17;
 const SUMMARY_CURRENT: u16 = 18;
 const QP_ENTRY: u16 = 20;
-const LQPN: u16 = 21;
 const MIN_RANGE: u16 = 91;
 const MAX_RANGE: u16 = 92;

@@ -12,7 +12,7 @@ use super::qp::show_state;
 use super::service::Service;
 use super::state::{Attempt, ConnectParams, IdBody, Phase, State};
 use crate::c::{IBV_QPS_ERR, RDMA_MAX_RESP_RES, ibv_event_type, rdma_cm_id, rdma_conn_param};
-use crate::errno::{self, Errno};
+use crate::errno::Errno;
 use crate::ffi::entry::entry;
 use crate::ffi::handles::Live;
 use crate::ffi::pointers::{In, bytes, get};
@@ -156,7 +156,7 @@ impl IdBody {
         };
         match qp.filter(|_| !self.is_ud()).and_then(|qp| self.find_qp(qp)) {
             Some(qp) => match qp.client().disconnect_within(DISCONNECT_GRACE) {
-                answer if errno::has_no_effect(&answer) => Ok(answer?),
+                Err(error) if error.has_no_effect() => Err(error.into()),
                 // Refused if the connection has already ended. Its event reports that.
                 Ok(()) | Err(Error::Refused { .. }) => Ok(()),
                 Err(error) => Err(error.into()),

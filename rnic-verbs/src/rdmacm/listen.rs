@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rnic_client::{AcceptOptions, Function};
+use rnic_client::{AcceptOptions, Error, Function};
 
 use super::ack::{CmEventBody, acknowledge, acknowledge_own};
 use super::connect::{adopt_qp, wanted};
@@ -154,7 +154,7 @@ impl IdBody {
         };
         let mut request = request.ok_or_else(|| no_longer("has no connection request"))?;
         let rejected = request.try_reject(private_data);
-        if errno::has_no_effect(&rejected) {
+        if rejected.as_ref().is_err_and(Error::has_no_effect) {
             let mut state = self.state.lock();
             state.phase = Phase::Undecided;
             state.request = Some(request);

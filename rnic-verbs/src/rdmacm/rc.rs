@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rnic_client::{AddressPair, GidRow, QpId, RcOffer, RcPeer};
+use rnic_client::{AddressPair, Error, GidRow, QpId, RcOffer, RcPeer};
 
 use super::connect::no_qp;
 use super::delays::Action;
@@ -17,7 +17,7 @@ use super::rc_attr::{RcConnection, Reads, gid_of, saturate};
 use super::rejection;
 use super::state::{Attempt, CmEvent, ConnectParams, IdBody, Parameters, Phase, State};
 use crate::c::*;
-use crate::errno::{self, Errno};
+use crate::errno::Errno;
 use crate::ffi::handles::zeroed;
 use crate::log;
 use crate::verbs::qp::QpBody;
@@ -65,7 +65,7 @@ impl IdBody {
     pub(super) fn own_qp_to_error(&self) -> Result<(), Errno> {
         let own = self.state.lock().own_qp;
         let Some(qp) = own.and_then(|qp| self.find_qp(qp)) else { return Ok(()) };
-        // The program has not called `ibv_modify_qp`, so no rule of it applies to a repetition.
+        // A repetition would count as a call of `ibv_modify_qp`, which the program has not made.
         if qp.is_in_error() {
             return Ok(());
         }
@@ -216,7 +216,8 @@ impl IdBody {
             if failed {
                 state.phase = Phase::Connecting;
             }
-            let has_ended = state.end_missed || !errno::has_no_effect(&confirmed);
+            let has_ended =
+                state.end_missed || !confirmed.as_ref().is_err_and(Error::has_no_effect);
             (confirmed.is_ok() && state.ends_at_once, failed && has_ended)
         };
         if failed {

@@ -119,7 +119,7 @@ impl QpBody {
             (c::IBV_QPS_RTS | c::IBV_QPS_SQD, _) if mask & CHANGES != 0 => {
                 self.send_changes(&next, mask)?;
             }
-            // No request to the daemon evaluates the rules.
+            // Here the daemon gets no request for which it would evaluate the rules.
             _ => self.admit(Function::ModifyQp)?,
         }
         *states = next;
