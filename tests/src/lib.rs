@@ -39,4 +39,4 @@ pub mod wired_port;
 pub use client::{Client, End, READ_WRITE, join};
 pub use daemon::{Daemon, PATHS, engine, on_path};
 pub use omit::{omit, timing};
-pub use process::{DEADLINE, Process, copy_files, in_path, output_text};
+pub use process::{DEADLINE, Process, copy_files, in_path, installed, output_text};

@@ -49,14 +49,8 @@ impl Collectives {
     pub fn over_iwarp(&self, host: &Apart, daemon: &Daemon, ranks: u32, rules: &str) -> Command {
         let mut command = host.on(Side::A);
         command.args(["mpirun", "--mca", "pml", "cm", "--mca", "mtl", "ofi"]);
-        command.args([
-            "--mca",
-            "mtl_ofi_provider_include",
-            "verbs;ofi_rxm",
-            "--mca",
-            "btl",
-            "self",
-        ]);
+        command.args(["--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm"]);
+        command.args(["--mca", "btl", "self"]);
         self.complete(command, "rnicd0", daemon, ranks, rules)
     }
 

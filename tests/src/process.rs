@@ -53,6 +53,15 @@ pub fn in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
+/// Returns true if a program of a Debian package is in `PATH`. Otherwise reports a skipped test.
+pub fn installed(program: &str, package: &str) -> bool {
+    let found = in_path(program);
+    if !found {
+        crate::omit(&format!("no {program} here: Debian package {package}"));
+    }
+    found
+}
+
 /// Returns the standard error of a program, followed by its standard output.
 pub fn output_text(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -8,21 +8,12 @@ use std::process::{Command, Output};
 
 use rnic_client::{Context, DeviceKind, Event, NO_GID};
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{DEADLINE, Daemon, Process, built, in_path, omit, ports, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, installed, omit, ports, verbs};
 use tempfile::TempDir;
 
 /// Commands that give a new network namespace an interface beside `lo`.
 const ETH: &str = "ip link add eth type veth peer name far && ip link set eth up && \
                    ip link set far up && ip addr add 10.78.0.1/24 dev eth";
-
-/// Returns true if a program is installed.
-fn has(program: &str, package: &str) -> bool {
-    let found = in_path(program);
-    if !found {
-        omit(&format!("no {program} here: Debian package {package}"));
-    }
-    found
-}
 
 /// Returns a command that runs a shell script with a private daemon in a new network namespace,
 /// after `setup`. Returns `None` where namespaces are refused.
@@ -138,7 +129,7 @@ fn interfaces_with_unusable_names_have_no_device() {
 
 #[test]
 fn devices_exchange_data_within_a_daemon() {
-    if !has("ibv_rc_pingpong", "ibverbs-utils") || !has("ib_write_bw", "perftest") {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") || !installed("ib_write_bw", "perftest") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -161,7 +152,7 @@ fn devices_exchange_data_within_a_daemon() {
 
 #[test]
 fn devices_of_addresses_serve_programs() {
-    if !has("ibv_rc_pingpong", "ibverbs-utils") {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -334,7 +325,7 @@ fn only_administrators_change_devices() {
 
 #[test]
 fn rxe_serves_a_host_with_loopback_only() {
-    if !has("ibv_rc_pingpong", "ibverbs-utils") || !has("ib_write_bw", "perftest") {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") || !installed("ib_write_bw", "perftest") {
         return;
     }
     for loopback in ["direct", "tcp"] {
@@ -375,7 +366,7 @@ fn rxe_serves_a_host_with_loopback_only() {
 
 #[test]
 fn link_local_gids_reach_other_hosts() {
-    if !has("ibv_rc_pingpong", "ibverbs-utils") {
+    if !installed("ibv_rc_pingpong", "ibverbs-utils") {
         return;
     }
     let Some(apart) = Apart::available() else { return };

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::PoisonError;
 
-use rnic_tests::{Process, in_path, omit};
+use rnic_tests::{Process, installed};
 use rustix::process::Signal;
 
 use crate::ALONE;
@@ -54,11 +54,8 @@ struct Cluster {
 
 impl Cluster {
     fn new(setting: Setting) -> Option<Self> {
-        for (program, package) in [("ceph-mon", "ceph-mon"), ("rados", "ceph-common")] {
-            if !in_path(program) {
-                omit(&format!("no {program} here: Debian package {package}"));
-                return None;
-            }
+        if !installed("ceph-mon", "ceph-mon") || !installed("rados", "ceph-common") {
+            return None;
         }
         Stage::new(setting, &GROUP).map(|stage| Cluster { stage })
     }
@@ -117,7 +114,7 @@ impl Cluster {
     }
 }
 
-/// A client at each end reads what the other one has written.
+/// A client at each end writes an object, and the client at the other end reads it.
 fn objects_are_read_back(setting: Setting) {
     let Some(cluster) = Cluster::new(setting) else { return };
     for manner in MANNERS {
@@ -136,10 +133,10 @@ fn objects_are_read_back(setting: Setting) {
             cluster.run(to, &format!("rados -p pool get object-{from} {}", read.display()));
             assert!(std::fs::read(read).expect("the object") == written, "{manner}");
         }
-        // Reads and compares what it has written.
-        cluster
-            .run(CLIENT, "rados -p pool bench 1 write -b 65536 -t 4 --max-objects 64 --no-cleanup");
-        cluster.run(CLIENT, "rados -p pool bench 1 seq -t 4");
+        // `seq` compares the objects with those of `write`.
+        for words in ["write -b 65536 -t 4 --max-objects 64 --no-cleanup", "seq -t 4"] {
+            cluster.run(CLIENT, &format!("rados -p pool bench 1 {words}"));
+        }
         for mut daemon in daemons {
             daemon.signal(Signal::TERM);
             assert!(daemon.ends_within(rnic_tests::DEADLINE), "{manner}: {:?}", daemon.killed());
@@ -157,17 +154,4 @@ fn objects_are_read_back(setting: Setting) {
     }
 }
 
-#[test]
-fn between_processes_of_one_daemon() {
-    objects_are_read_back(Setting::Direct);
-}
-
-#[test]
-fn between_hosts() {
-    objects_are_read_back(Setting::Tcp);
-}
-
-#[test]
-fn between_users() {
-    objects_are_read_back(Setting::Users);
-}
+in_each_setting!(objects_are_read_back);

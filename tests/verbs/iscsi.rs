@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use rnic_tests::{DEADLINE, Process, in_path, omit};
+use rnic_tests::{DEADLINE, Process, installed};
 
 use crate::ALONE;
 use crate::case::{Group, Setting};
@@ -66,11 +66,8 @@ fn start(stage: &Stage) -> Process {
 }
 
 fn initiators_read(setting: Setting) {
-    for (program, package) in [("tgtadm", "tgt"), ("iscsi-perf", "libiscsi-bin")] {
-        if !in_path(program) {
-            omit(&format!("no {program} here: Debian package {package}"));
-            return;
-        }
+    if !installed("iscsi-perf", "libiscsi-bin") {
+        return;
     }
     let Some(stage) = Stage::new(setting, &GROUP) else { return };
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,17 +89,4 @@ fn initiators_read(setting: Setting) {
     }
 }
 
-#[test]
-fn between_processes_of_one_daemon() {
-    initiators_read(Setting::Direct);
-}
-
-#[test]
-fn between_hosts() {
-    initiators_read(Setting::Tcp);
-}
-
-#[test]
-fn between_users() {
-    initiators_read(Setting::Users);
-}
+in_each_setting!(initiators_read);

@@ -4,6 +4,26 @@
 //! done nothing. Each program must print its result, the daemons must have placed its bytes, and
 //! they must hold none of its objects afterwards.
 
+/// A test of a function in each setting.
+macro_rules! in_each_setting {
+    ($test:expr) => {
+        #[test]
+        fn between_processes_of_one_daemon() {
+            ($test)(crate::case::Setting::Direct);
+        }
+
+        #[test]
+        fn between_hosts() {
+            ($test)(crate::case::Setting::Tcp);
+        }
+
+        #[test]
+        fn between_users() {
+            ($test)(crate::case::Setting::Users);
+        }
+    };
+}
+
 mod case;
 mod ceph;
 mod figures;
@@ -46,20 +66,7 @@ macro_rules! settings {
         $(mod $name {
             use super::*;
 
-            #[test]
-            fn between_processes_of_one_daemon() {
-                all(Setting::Direct, &case::$group);
-            }
-
-            #[test]
-            fn between_hosts() {
-                all(Setting::Tcp, &case::$group);
-            }
-
-            #[test]
-            fn between_users() {
-                all(Setting::Users, &case::$group);
-            }
+            in_each_setting!(|setting| all(setting, &case::$group));
         })*
     };
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use rnic_tests::{DEADLINE, Process, in_path, omit};
+use rnic_tests::{DEADLINE, Process, installed};
 
 use crate::ALONE;
 use crate::case::{Group, Setting};
@@ -58,7 +58,7 @@ impl Machine {
         self.process.ask("migrate_set_parameter downtime-limit 60000", "downtime-limit");
     }
 
-    /// Returns what the guest has printed here. QEMU may stop it within a line.
+    /// Returns the guest's output at this end. A migration may split a line.
     fn printed(&self) -> String {
         std::fs::read_to_string(&self.serial).unwrap_or_default()
     }
@@ -109,8 +109,7 @@ fn assemble(stage: &Stage) {
 
 /// The guest runs on at the other end, from the pass in which it was stopped.
 fn guest_keeps_its_memory(setting: Setting) {
-    if !in_path("as") {
-        omit("no as here: Debian package binutils");
+    if !installed("as", "binutils") {
         return;
     }
     let Some(stage) = Stage::new(setting, &GROUP) else { return };
@@ -146,17 +145,4 @@ fn guest_keeps_its_memory(setting: Setting) {
     }
 }
 
-#[test]
-fn between_processes_of_one_daemon() {
-    guest_keeps_its_memory(Setting::Direct);
-}
-
-#[test]
-fn between_hosts() {
-    guest_keeps_its_memory(Setting::Tcp);
-}
-
-#[test]
-fn between_users() {
-    guest_keeps_its_memory(Setting::Users);
-}
+in_each_setting!(guest_keeps_its_memory);

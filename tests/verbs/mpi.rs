@@ -13,7 +13,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 use rnic_tests::apart::Side;
-use rnic_tests::{DEADLINE, Process, in_path, omit};
+use rnic_tests::{DEADLINE, Process, installed};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::ALONE;
@@ -53,11 +53,8 @@ struct Ranks {
 
 impl Ranks {
     fn new(setting: Setting) -> Option<Self> {
-        for (program, package) in [("mpicc", "libopenmpi-dev"), ("NPopenmpi", "netpipe-openmpi")] {
-            if !in_path(program) {
-                omit(&format!("no {program} here: Debian package {package}"));
-                return None;
-            }
+        if !installed("mpicc", "libopenmpi-dev") || !installed("NPopenmpi", "netpipe-openmpi") {
+            return None;
         }
         Some(Ranks { setting, stage: Stage::new(setting, &GROUP)? })
     }

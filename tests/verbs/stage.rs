@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{Context, ListKind, QpRow, Rows};
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{DEADLINE, Daemon, Process, built, in_path, omit, on_path, verbs};
+use rnic_tests::{DEADLINE, Daemon, Process, built, installed, omit, on_path, verbs};
 use tempfile::TempDir;
 
 use crate::case::{Case, End, Group, Ready, Server, Setting};
@@ -44,8 +44,7 @@ pub struct Stage {
 impl Stage {
     /// Starts the daemons for these cases. Returns `None` if a program or a privilege is missing.
     pub fn new(setting: Setting, group: &Group) -> Option<Self> {
-        if !in_path(group.program) {
-            omit(&format!("no {} here: Debian package {}", group.program, group.package));
+        if !installed(group.program, group.package) {
             return None;
         }
         if setting == Setting::Users && !rustix::process::getuid().is_root() {
