@@ -437,6 +437,25 @@ fn iproute2_shows_objects_by_netlink() {
     assert!(iproute2.error("resource show qp link rnicd1/2").contains("Wrong device name"));
 }
 
+/// The daemon and a program in another PID namespace know different process IDs of the program.
+#[test]
+fn rdma_in_another_pid_namespace_omits_its_own_session() {
+    let commands = Commands::new();
+    let daemon = Daemon::start("");
+    let unshare = || {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]);
+        unshare
+    };
+    if !unshare().arg("true").output().unwrap().status.success() {
+        return omit("no PID namespaces here");
+    }
+    let mut rdma = unshare();
+    rdma.arg(commands.at("rdma")).args(["resource", "show", "ctx"]);
+    let output = rdma.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+}
+
 /// A list may be longer than a message.
 #[test]
 fn iproute2_shows_long_lists() {

@@ -216,8 +216,8 @@ impl IdBody {
             if failed {
                 state.phase = Phase::Connecting;
             }
-            let has_ended =
-                state.end_missed || !confirmed.as_ref().is_err_and(Error::has_no_effect);
+            let undone = confirmed.as_ref().is_err_and(Error::has_no_effect);
+            let has_ended = state.end_missed || !undone;
             (confirmed.is_ok() && state.ends_at_once, failed && has_ended)
         };
         if failed {
